@@ -1,0 +1,1 @@
+//! The Kubernetes adapter of the engine: watch, assume, bind, explain.

@@ -1,0 +1,1 @@
+//! From a pod in any vendor's vocabulary to one Request.

@@ -1,0 +1,1 @@
+//! Cluster state, placement and explanation: decide(state, now) -> decisions.

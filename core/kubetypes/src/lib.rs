@@ -1,0 +1,1 @@
+//! Kubernetes' built-in types as one table: fields, numbers, merge keys.

@@ -1,0 +1,1 @@
+//! The process kit: clock, ids, logging, signals, drain.

@@ -1,0 +1,1 @@
+//! An embedded Kubernetes API server as a tower::Service.

@@ -1,0 +1,1 @@
+//! Simulated nodes: kubelet, device manager, runtime, pods.

@@ -1,0 +1,1 @@
+//! Builders, cluster harness, scenario runner (a dev-dependency only).

@@ -1,0 +1,1 @@
+//! The small controllers that plain YAML needs: Deployment, Job, DaemonSet and relatives.

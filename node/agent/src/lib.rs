@@ -1,0 +1,1 @@
+//! Node agent: inventory, device plugin, identity, CDI writing, health.

@@ -1,0 +1,1 @@
+//! GpuBackend and the simulated backend.

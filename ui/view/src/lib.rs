@@ -1,0 +1,1 @@
+//! Queries and view-models shared by every interface.

@@ -1,0 +1,1 @@
+//! Gantry's CRDs, annotation keys and codecs.

@@ -1,0 +1,1 @@
+//! Container Device Interface: types, validation, cache, edits on JSON values.

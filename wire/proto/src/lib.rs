@@ -1,0 +1,1 @@
+//! Checked-in gRPC code: device plugin, registration, pod resources.
