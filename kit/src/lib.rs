@@ -1,1 +1,20 @@
-//! The process kit: clock, ids, logging, signals, drain.
+//! The process kit: what every Gantry process needs and no component should invent again.
+//!
+//! Components never read the wall clock, draw randomness or listen for signals themselves. They are handed a
+//! [`Clock`], an [`IdSource`] and a [`CancellationToken`], so that a test or a simulation can hand them others:
+//!
+//! ```text
+//!   main ──▶ SystemClock, RandomIds, signal handlers ─┐
+//!   tests ─▶ VirtualClock, SeededIds, own token ──────┴─▶ component::run(options, clock, ids, cancel)
+//! ```
+//!
+//! Sleeping is always `tokio::time`, which a paused runtime turns into virtual time.
+
+mod clock;
+mod ids;
+mod process;
+
+pub use clock::{Clock, ManualClock, SharedClock, SystemClock, VirtualClock};
+pub use ids::{IdSource, RandomIds, SeededIds, SharedIds};
+pub use process::{init_logging, install_crypto, shutdown_signal};
+pub use tokio_util::sync::CancellationToken;
