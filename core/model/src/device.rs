@@ -1,0 +1,125 @@
+//! One GPU as the scheduler and the node agent see it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// The UUID that NVML gives a GPU (`GPU-` and a UUID). Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GpuId(Arc<str>);
+
+/// A text that cannot be a GPU's identifier.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no GPU id: use 1 to 63 letters, digits or '-', as in GPU-6f1c3a52-0d8e-4b7f-9a35-2c1e5d7b9f04")]
+pub struct InvalidGpuId(pub String);
+
+impl GpuId {
+    /// The identifier as NVML prints it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for GpuId {
+    type Err = InvalidGpuId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidGpuId> {
+        // 63 is the kubelet's limit for a device plugin's device ID.
+        let fits = (1..=63).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if fits { Ok(Self(text.into())) } else { Err(InvalidGpuId(text.chars().take(80).collect())) }
+    }
+}
+
+impl fmt::Display for GpuId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A whole GPU with everything that placement, device files and labels need.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// NVML's UUID.
+    pub id: GpuId,
+    /// NVML's index on this node, from 0, in PCI bus order.
+    pub index: u32,
+    /// The number in `/dev/nvidia<minor>`; often, but not always, the index.
+    pub minor: u32,
+    /// NVML's product name, such as `NVIDIA A100-SXM4-80GB`.
+    pub product: Arc<str>,
+    /// Total memory in MiB as NVML reports it.
+    pub memory_mib: u64,
+    /// PCI address such as `00000000:07:00.0`.
+    pub pci_bus_id: String,
+    /// The NUMA node that the card hangs on, where the machine says so.
+    pub numa_node: Option<u32>,
+    /// CUDA compute capability, major and minor.
+    pub compute_capability: (u32, u32),
+    /// Whether the hardware can be partitioned (MIG).
+    pub mig_capable: bool,
+    /// Whether new work may use the card.
+    pub health: Health,
+}
+
+/// Whether new work may use a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Health {
+    /// Fit for new work.
+    Healthy,
+    /// Not offered to new work, and why.
+    Unhealthy(Fault),
+}
+
+impl Health {
+    /// Whether new work may use the card.
+    pub fn is_healthy(&self) -> bool {
+        matches!(self, Self::Healthy)
+    }
+}
+
+/// What is wrong with a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The kind of fault.
+    pub kind: FaultKind,
+    /// What an operator should read, one sentence.
+    pub message: String,
+}
+
+/// Kinds of fault that take a GPU out of service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FaultKind {
+    /// The driver reported a critical XID error with this number.
+    Xid(u32),
+    /// The card no longer answers ("GPU is lost", fallen off the bus).
+    Lost,
+    /// Uncorrectable memory errors.
+    DoubleBitEcc,
+    /// A memory row is to be remapped; the card needs a reset.
+    RowRemapPending,
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Xid(number) => write!(f, "XID {number}"),
+            Self::Lost => f.write_str("GPU lost"),
+            Self::DoubleBitEcc => f.write_str("double-bit ECC error"),
+            Self::RowRemapPending => f.write_str("row remap pending"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_id_is_bounded_and_plain() {
+        assert!("GPU-6f1c3a52-0d8e-4b7f-9a35-2c1e5d7b9f04".parse::<GpuId>().is_ok());
+        for bad in ["", "GPU 1", "GPU/1", &"x".repeat(64), "GPU-ü"] {
+            assert!(bad.parse::<GpuId>().is_err(), "{bad:?}");
+        }
+    }
+}
