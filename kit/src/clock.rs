@@ -19,6 +19,7 @@ pub type SharedClock = Arc<dyn Clock>;
 pub struct SystemClock;
 
 impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "the one place where wall-clock time enters")]
     fn now(&self) -> Timestamp {
         Timestamp::now()
     }

@@ -1,2 +1,58 @@
-//! Workspace chores.
-fn main() {}
+//! Workspace chores: `cargo xtask <task>`.
+//!
+//! ```text
+//!   test ─┬─ fmt, clippy
+//!         ├─ unit, property and in-process tests of every crate
+//!         ├─ tidy ── layers, sizes, docs, purity, generated files
+//!         └─ end-to-end tests on the embedded cluster, with every kubectl that is found
+//! ```
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks through them")]
+
+mod bench;
+mod cargo;
+#[cfg(feature = "codegen")]
+mod codegen;
+mod generated;
+mod tests;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Workspace chores")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run everything that CI runs.
+    Test(tests::Options),
+    /// Check the structure: layers, file sizes, docs, purity of core/, generated files.
+    Tidy,
+    /// Regenerate the gRPC code in wire/proto.
+    Codegen {
+        /// Change nothing; fail if a checked-in file differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Regenerate the CRDs in charts/ from the types in wire/api.
+    Crds {
+        /// Change nothing; fail if a checked-in file differs.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Run benchmarks in a release build and print each figure beside its baseline.
+    Bench(bench::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().task {
+        Task::Test(options) => tests::run(&options),
+        Task::Tidy => tidy::run(),
+        Task::Codegen { check } => generated::code(check),
+        Task::Crds { check } => generated::crds(check),
+        Task::Bench(options) => bench::run(&options),
+    }
+}

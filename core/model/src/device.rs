@@ -10,7 +10,9 @@ pub struct GpuId(Arc<str>);
 
 /// A text that cannot be a GPU's identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no GPU id: use 1 to 63 letters, digits or '-', as in GPU-6f1c3a52-0d8e-4b7f-9a35-2c1e5d7b9f04")]
+#[error(
+    "{0:?} is no GPU id: use 1 to 63 letters, digits or '-', as in GPU-6f1c3a52-0d8e-4b7f-9a35-2c1e5d7b9f04"
+)]
 pub struct InvalidGpuId(pub String);
 
 impl GpuId {

@@ -1,0 +1,69 @@
+//! Calling cargo, and what cargo knows about the workspace.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+/// The workspace's root folder.
+pub(crate) fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().map_or_else(|| xtask.to_path_buf(), Path::to_path_buf)
+}
+
+/// Runs cargo in the workspace's root and fails if it fails.
+pub(crate) fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
+    println!("$ cargo {}", arguments.join(" "));
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(root())
+        .status()
+        .with_context(|| format!("start cargo {}", arguments.join(" ")))?;
+    if !status.success() {
+        bail!("cargo {} failed: {status}", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// A member of the workspace.
+#[derive(Deserialize)]
+pub(crate) struct Package {
+    /// The crate's name.
+    pub(crate) name: String,
+    /// The path of its `Cargo.toml`.
+    pub(crate) manifest_path: PathBuf,
+    /// What it depends on directly, of every kind.
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+/// A direct dependency.
+#[derive(Deserialize)]
+pub(crate) struct Dependency {
+    /// The crate's name.
+    pub(crate) name: String,
+    /// `None` for an ordinary dependency, else `dev` or `build`.
+    pub(crate) kind: Option<String>,
+    /// Set for a member of the workspace.
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// The members of the workspace with their direct dependencies.
+pub(crate) fn members() -> anyhow::Result<Vec<Package>> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(program)
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .context("start cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("read cargo metadata")?;
+    Ok(metadata.packages)
+}
