@@ -13,8 +13,18 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let mut arguments =
-        vec!["run", "--release", "--quiet", "--package", "gantry-testkit", "--bin", "bench", "--", "-o", &options.output];
+    let mut arguments = vec![
+        "run",
+        "--release",
+        "--quiet",
+        "--package",
+        "gantry-testkit",
+        "--bin",
+        "bench",
+        "--",
+        "-o",
+        &options.output,
+    ];
     arguments.extend(options.name.as_deref());
     cargo(&arguments)
 }

@@ -10,7 +10,8 @@ pub(crate) fn code(check: bool) -> anyhow::Result<()> {
     return crate::codegen::run(check);
     #[cfg(not(feature = "codegen"))]
     {
-        let mut arguments = vec!["run", "--package", "xtask", "--quiet", "--features", "codegen", "--", "codegen"];
+        let mut arguments =
+            vec!["run", "--package", "xtask", "--quiet", "--features", "codegen", "--", "codegen"];
         if check {
             arguments.push("--check");
         }

@@ -34,7 +34,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[expect(clippy::disallowed_methods, reason = "tells a person how long each step took; nothing depends on it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tells a person how long each step took; nothing depends on it"
+)]
 fn step(name: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     println!("── {name}");
     let start = Instant::now();

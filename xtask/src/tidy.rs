@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use crate::cargo::{self, Package};
 
 /// The layers from left to right: a crate may use its own layer and those before it.
-const LAYERS: &[&[&str]] = &[&["core"], &["wire"], &["kit"], &["node", "control"], &["lab"], &["ui"], &["xtask"]];
+const LAYERS: &[&[&str]] =
+    &[&["core"], &["wire"], &["kit"], &["node", "control"], &["lab"], &["ui"], &["xtask"]];
 
 /// Pairs of folders that never use each other although the order of layers would allow it.
 const STRANGERS: &[(&str, &str, &str)] = &[
@@ -113,7 +114,12 @@ fn edges(root: &Path, members: &[Package], findings: &mut Vec<String>) {
             for (a, b, why) in STRANGERS {
                 let between = |x: &str, y: &str| from.starts_with(x) && to.starts_with(y);
                 if !development && (between(a, b) || between(b, a)) {
-                    findings.push(format!("{}: {} may not use {}: {why}", from.display(), member.name, dependency.name));
+                    findings.push(format!(
+                        "{}: {} may not use {}: {why}",
+                        from.display(),
+                        member.name,
+                        dependency.name
+                    ));
                 }
             }
             if dependency.name == "gantry-testkit" && !development {
