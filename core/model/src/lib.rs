@@ -6,10 +6,27 @@
 //!                                └─────▶ Reason     (why not, and what would fit)
 //! ```
 //!
+//! A [`Reason`] is why something was refused, an [`Advice`] what a pod's author should know although it was not.
+//! Both are data with a stable code; their texts, the reference pages and the metric labels derive from one [`catalogue`].
+//!
 //! Types here do not derive `Serialize`: what crosses a process boundary has its own type in `wire`.
 
 mod device;
+mod node;
+mod reason;
+mod request;
+mod resources;
+mod selector;
 mod topology;
 
 pub use device::{Fault, FaultKind, Gpu, GpuId, Health, InvalidGpuId};
+pub use node::Node;
+pub use reason::{Advice, Entry, Reason, catalogue};
+pub use request::{
+    Assignment, ContainerKind, ContainerRequest, PodKey, Request, ResourceOrigin, SharingVocabulary,
+};
+pub use resources::Resources;
+pub use selector::{
+    Labels, NodeConstraints, NodeSelectorTerm, Requirement, Taint, TaintEffect, Test, Toleration,
+};
 pub use topology::{Link, LinkKind, Topology};

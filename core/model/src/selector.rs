@@ -1,0 +1,258 @@
+//! Which nodes a pod may use: node selector, node affinity, taints and tolerations.
+//!
+//! Semantics: <https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/> and
+//! <https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/>.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// Labels by key.
+pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
+
+/// What a requirement asks of the value of one key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Test {
+    /// The key is there with one of these values.
+    In(BTreeSet<Arc<str>>),
+    /// The key is absent, or has none of these values.
+    NotIn(BTreeSet<Arc<str>>),
+    /// The key is there.
+    Exists,
+    /// The key is absent.
+    DoesNotExist,
+    /// The key is there with an integer above this one.
+    Gt(i64),
+    /// The key is there with an integer below this one.
+    Lt(i64),
+}
+
+/// One requirement of a node selector term.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Requirement {
+    /// The label (or field) that is looked at.
+    pub key: Arc<str>,
+    /// What is asked of it.
+    pub test: Test,
+}
+
+impl Requirement {
+    /// Whether `value`, the key's value where it is there, fulfils the requirement.
+    pub fn accepts(&self, value: Option<&str>) -> bool {
+        let number = || value.and_then(|value| value.parse::<i64>().ok());
+        match &self.test {
+            Test::In(values) => value.is_some_and(|value| values.contains(value)),
+            Test::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Test::Exists => value.is_some(),
+            Test::DoesNotExist => value.is_none(),
+            Test::Gt(bound) => number().is_some_and(|number| number > *bound),
+            Test::Lt(bound) => number().is_some_and(|number| number < *bound),
+        }
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |values: &BTreeSet<Arc<str>>| values.iter().map(|v| &**v).collect::<Vec<_>>().join(", ");
+        let key = &self.key;
+        match &self.test {
+            Test::In(values) if values.len() == 1 => write!(f, "{key}={}", list(values)),
+            Test::In(values) => write!(f, "{key} in ({})", list(values)),
+            Test::NotIn(values) => write!(f, "{key} notin ({})", list(values)),
+            Test::Exists => write!(f, "{key}"),
+            Test::DoesNotExist => write!(f, "!{key}"),
+            Test::Gt(bound) => write!(f, "{key} > {bound}"),
+            Test::Lt(bound) => write!(f, "{key} < {bound}"),
+        }
+    }
+}
+
+/// Requirements that must hold together. A term without any matches no node, as in Kubernetes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct NodeSelectorTerm {
+    /// Requirements on labels (`matchExpressions`).
+    pub labels: Vec<Requirement>,
+    /// Requirements on the node's name (`matchFields`, whose only key is `metadata.name`).
+    pub name: Vec<Requirement>,
+}
+
+impl NodeSelectorTerm {
+    /// Whether the node of this name with these labels fulfils every requirement.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+        !(self.labels.is_empty() && self.name.is_empty()) && self.first_unmet(name, labels).is_none()
+    }
+
+    /// The first requirement that the node does not fulfil.
+    pub fn first_unmet(&self, name: &str, labels: &Labels) -> Option<&Requirement> {
+        let unmet_label = self.labels.iter().find(|r| !r.accepts(labels.get(&r.key).map(|value| &**value)));
+        unmet_label.or_else(|| self.name.iter().find(|r| !r.accepts(Some(name))))
+    }
+}
+
+/// Where a pod wants to run.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct NodeConstraints {
+    /// Labels that must be there with these values (`nodeSelector`).
+    pub node_selector: Labels,
+    /// Required node affinity: at least one of these terms must match. `None` where the pod asks for none.
+    pub required: Option<Vec<NodeSelectorTerm>>,
+    /// Preferred node affinity: weights (1 to 100) of terms that match are added up.
+    pub preferred: Vec<(u8, NodeSelectorTerm)>,
+}
+
+impl NodeConstraints {
+    /// Whether the node fulfils node selector and required affinity.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+            && self.required.as_ref().is_none_or(|terms| terms.iter().any(|term| term.matches(name, labels)))
+    }
+
+    /// The weight of all preferred terms that the node fulfils.
+    pub fn preference(&self, name: &str, labels: &Labels) -> u32 {
+        let matching = self.preferred.iter().filter(|(_, term)| term.matches(name, labels));
+        matching.map(|(weight, _)| u32::from(*weight)).sum()
+    }
+
+    /// What the node lacks, in words: the selector label or the first requirement of the nearest term.
+    pub fn first_unmet(&self, name: &str, labels: &Labels) -> Option<Requirement> {
+        let selector = self.node_selector.iter().find(|(key, value)| labels.get(*key) != Some(*value));
+        if let Some((key, value)) = selector {
+            return Some(Requirement { key: key.clone(), test: Test::In(BTreeSet::from([value.clone()])) });
+        }
+        let terms = self.required.as_ref().filter(|terms| !terms.iter().any(|t| t.matches(name, labels)))?;
+        terms.iter().find_map(|term| term.first_unmet(name, labels)).cloned()
+    }
+}
+
+/// What a taint does to pods that do not tolerate it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaintEffect {
+    /// They are not placed on the node.
+    NoSchedule,
+    /// They are placed elsewhere where possible.
+    PreferNoSchedule,
+    /// They are not placed on the node, and evicted from it.
+    NoExecute,
+}
+
+impl TaintEffect {
+    /// Kubernetes' name of the effect.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::PreferNoSchedule => "PreferNoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+
+    /// The effect of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::NoSchedule, Self::PreferNoSchedule, Self::NoExecute].into_iter().find(|e| e.as_str() == name)
+    }
+}
+
+/// A mark on a node that keeps pods away.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Taint {
+    /// The key, such as `nvidia.com/gpu`.
+    pub key: Arc<str>,
+    /// The value, often empty.
+    pub value: Arc<str>,
+    /// What the taint does.
+    pub effect: TaintEffect,
+}
+
+impl fmt::Display for Taint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, effect } = self;
+        let equals = if value.is_empty() { "" } else { "=" };
+        write!(f, "{key}{equals}{value}:{}", effect.as_str())
+    }
+}
+
+/// Which taints a pod accepts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Toleration {
+    /// The key; `None` accepts every key.
+    pub key: Option<Arc<str>>,
+    /// The value that the taint must have; `None` (operator `Exists`) accepts every value.
+    pub value: Option<Arc<str>>,
+    /// The effect; `None` accepts every effect.
+    pub effect: Option<TaintEffect>,
+}
+
+impl Toleration {
+    /// Whether the pod accepts this taint.
+    pub fn tolerates(&self, taint: &Taint) -> bool {
+        self.key.as_ref().is_none_or(|key| *key == taint.key)
+            && self.value.as_ref().is_none_or(|value| *value == taint.value)
+            && self.effect.is_none_or(|effect| effect == taint.effect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> Labels {
+        pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()
+    }
+
+    fn values(list: &[&str]) -> BTreeSet<Arc<str>> {
+        list.iter().map(|v| (*v).into()).collect()
+    }
+
+    #[test]
+    fn operators_follow_kubernetes() {
+        let accepts = |test: Test, value| Requirement { key: "k".into(), test }.accepts(value);
+        for (test, value, expected) in [
+            (Test::In(values(&["a", "b"])), Some("a"), true),
+            (Test::In(values(&["a"])), None, false),
+            (Test::NotIn(values(&["a"])), Some("a"), false),
+            (Test::NotIn(values(&["a"])), None, true),
+            (Test::Exists, Some(""), true),
+            (Test::DoesNotExist, Some(""), false),
+            (Test::Gt(7), Some("8"), true),
+            (Test::Gt(7), Some("7"), false),
+            (Test::Gt(7), Some("eight"), false),
+            (Test::Lt(7), None, false),
+        ] {
+            assert_eq!(accepts(test.clone(), value), expected, "{test:?} {value:?}");
+        }
+    }
+
+    #[test]
+    fn terms_are_alternatives_and_an_empty_term_matches_nothing() {
+        let term = |key: &str| NodeSelectorTerm {
+            labels: vec![Requirement { key: key.into(), test: Test::Exists }],
+            name: vec![],
+        };
+        let constraints = |required| NodeConstraints { required: Some(required), ..Default::default() };
+        let node = labels(&[("gpu", "t4")]);
+        assert!(constraints(vec![term("absent"), term("gpu")]).matches("n", &node));
+        assert!(!constraints(vec![term("absent")]).matches("n", &node));
+        assert!(!constraints(vec![NodeSelectorTerm::default()]).matches("n", &node));
+        assert!(!constraints(vec![]).matches("n", &node));
+    }
+
+    #[test]
+    fn what_is_unmet_is_named() {
+        let constraints = NodeConstraints {
+            node_selector: labels(&[("gpu-topology", "nvlink4")]),
+            ..NodeConstraints::default()
+        };
+        let unmet = constraints.first_unmet("n", &labels(&[])).map(|r| r.to_string());
+        assert_eq!(unmet.as_deref(), Some("gpu-topology=nvlink4"));
+        assert_eq!(constraints.first_unmet("n", &labels(&[("gpu-topology", "nvlink4")])), None);
+    }
+
+    #[test]
+    fn a_toleration_without_key_accepts_every_taint() {
+        let taint = Taint { key: "nvidia.com/gpu".into(), value: "".into(), effect: TaintEffect::NoSchedule };
+        let all = Toleration { key: None, value: None, effect: None };
+        let equal = Toleration { value: Some("present".into()), ..all.clone() };
+        let execute = Toleration { effect: Some(TaintEffect::NoExecute), ..all.clone() };
+        assert_eq!([all, equal, execute].map(|t| t.tolerates(&taint)), [true, false, false]);
+        assert_eq!(taint.to_string(), "nvidia.com/gpu:NoSchedule");
+    }
+}
