@@ -1,1 +1,29 @@
-//! GpuBackend and the simulated backend.
+//! GPUs as the node agent meets them: [`GpuBackend`], and the simulated backend.
+//!
+//! ```text
+//!   agent ──▶ GpuBackend ─┬─ driver()      which driver, which CUDA
+//!                         ├─ inventory()   the cards that answer, how they are linked, and those that do not answer
+//!                         ├─ sample()      load, memory, temperature, power, processes: `None` = not supported
+//!                         └─ subscribe()   XID errors, lost cards, recoveries, as they happen
+//!
+//!   SimGpus: GpuBackend ◀── a row of PROFILES × a count × a node name   (same input, same UUIDs)
+//!        ▲ fault(), recover(): scripted faults       ▲ set_load(), end_process(): what the simulated runtime runs
+//! ```
+//!
+//! A card that does not answer never hides the others: it moves from [`Inventory::gpus`] to [`Inventory::failed`].
+//! To simulate another GPU model, add a row to [`PROFILES`]; nothing else knows model names.
+
+mod backend;
+mod error;
+mod mig;
+mod profile;
+mod sim;
+
+pub use backend::{
+    DriverInfo, EventKind, EventSink, FailedGpu, GpuBackend, GpuProcess, GpuSample, HealthEvent, Inventory,
+    Subscribers, Subscription, is_application_xid,
+};
+pub use error::Error;
+pub use mig::{MigPlacement, MigProfile};
+pub use profile::{Fabric, PROFILES, Power, Profile};
+pub use sim::{Load, SimGpus};

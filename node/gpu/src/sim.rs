@@ -1,0 +1,394 @@
+//! The simulated backend.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
+
+use crate::{
+    DriverInfo, Error, EventKind, EventSink, FailedGpu, GpuBackend, GpuProcess, GpuSample, HealthEvent,
+    Inventory, Profile, Subscribers, Subscription, is_application_xid,
+};
+
+/// The most GPUs on one node that NVIDIA's own machines have.
+const MAX_GPUS: usize = 16;
+
+/// What a simulated process does on one card.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Load {
+    /// The program's name.
+    pub name: String,
+    /// Share of time in which its kernels run, 0 to 100.
+    pub utilization_percent: u8,
+    /// Memory that it uses in MiB.
+    pub memory_mib: u64,
+}
+
+/// The GPUs of one simulated node: a pure function of profile, count, node name and seed, until something is done
+/// to them.
+#[derive(Debug)]
+pub struct SimGpus {
+    profile: &'static Profile,
+    topology: Topology,
+    cards: Mutex<Vec<Card>>,
+    subscribers: Subscribers,
+}
+
+#[derive(Debug)]
+struct Card {
+    gpu: Gpu,
+    /// By pid.
+    load: BTreeMap<u32, Load>,
+}
+
+impl Card {
+    fn is_lost(&self) -> bool {
+        matches!(&self.gpu.health, Health::Unhealthy(fault) if fault.kind == FaultKind::Lost)
+    }
+}
+
+impl SimGpus {
+    /// `count` cards of a model. UUIDs depend on `node_name` and `seed` alone, so a node that is built again is the
+    /// same node.
+    pub fn new(
+        profile: &'static Profile,
+        count: usize,
+        node_name: &str,
+        seed: u64,
+    ) -> Result<Arc<Self>, Error> {
+        if !(1..=MAX_GPUS).contains(&count) {
+            return Err(Error::Count { count, max: MAX_GPUS });
+        }
+        let product: Arc<str> = profile.product.into();
+        let cards = (0..count)
+            .map(|index| {
+                let number = u32::try_from(index).unwrap_or(u32::MAX);
+                Card {
+                    gpu: Gpu {
+                        id: uuid(node_name, seed, number),
+                        index: number,
+                        minor: number,
+                        product: Arc::clone(&product),
+                        memory_mib: profile.memory_mib,
+                        pci_bus_id: profile.pci_bus_id(index),
+                        numa_node: Some(profile.numa_node(index, count)),
+                        compute_capability: profile.compute_capability,
+                        mig_capable: !profile.mig.is_empty(),
+                        health: Health::Healthy,
+                    },
+                    load: BTreeMap::new(),
+                }
+            })
+            .collect();
+        Ok(Arc::new(Self {
+            profile,
+            topology: Topology::from_fn(count, |a, b| profile.link(a, b, count)),
+            cards: Mutex::new(cards),
+            subscribers: Subscribers::default(),
+        }))
+    }
+
+    /// The model.
+    pub fn profile(&self) -> &'static Profile {
+        self.profile
+    }
+
+    /// Makes a card fail. An XID that applications cause is reported and changes nothing else, as on real cards.
+    /// A lost card ends what runs on it.
+    pub fn fault(&self, index: usize, kind: FaultKind) -> Result<(), Error> {
+        self.change(index, |card| {
+            if !matches!(kind, FaultKind::Xid(xid) if is_application_xid(xid)) {
+                card.gpu.health = Health::Unhealthy(Fault { kind, message: message(kind) });
+            }
+            if kind == FaultKind::Lost {
+                card.load.clear();
+            }
+            EventKind::Fault(kind)
+        })
+    }
+
+    /// Takes a card off the bus: it no longer answers.
+    pub fn lose(&self, index: usize) -> Result<(), Error> {
+        self.fault(index, FaultKind::Lost)
+    }
+
+    /// Mends a card, whatever it had.
+    pub fn recover(&self, index: usize) -> Result<(), Error> {
+        self.change(index, |card| {
+            card.gpu.health = Health::Healthy;
+            EventKind::Recovered
+        })
+    }
+
+    /// States what a process does on a card from now on, until it is stated again or the process ends.
+    /// Refuses what the card would refuse: more memory than is free, work on a lost card.
+    pub fn set_load(&self, gpu: &GpuId, pid: u32, load: Load) -> Result<(), Error> {
+        let mut cards = self.cards();
+        let card =
+            cards.iter_mut().find(|card| card.gpu.id == *gpu).ok_or_else(|| Error::NoSuchGpu(gpu.clone()))?;
+        if card.is_lost() {
+            return Err(Error::Lost(gpu.clone()));
+        }
+        let others: u64 =
+            card.load.iter().filter(|(other, _)| **other != pid).map(|(_, load)| load.memory_mib).sum();
+        let free_mib = card.gpu.memory_mib.saturating_sub(others);
+        if load.memory_mib > free_mib {
+            return Err(Error::OutOfMemory { gpu: gpu.clone(), asked_mib: load.memory_mib, free_mib });
+        }
+        card.load.insert(pid, load);
+        Ok(())
+    }
+
+    /// Ends a process on every card. A pid that is on none is fine.
+    pub fn end_process(&self, pid: u32) {
+        for card in self.cards().iter_mut() {
+            card.load.remove(&pid);
+        }
+    }
+
+    fn change(&self, index: usize, change: impl FnOnce(&mut Card) -> EventKind) -> Result<(), Error> {
+        let event = {
+            let mut cards = self.cards();
+            let count = cards.len();
+            let card = cards.get_mut(index).ok_or(Error::NoSuchIndex { index, count })?;
+            HealthEvent { kind: change(card), gpu: card.gpu.id.clone() }
+        };
+        self.subscribers.send(&event);
+        Ok(())
+    }
+
+    fn cards(&self) -> MutexGuard<'_, Vec<Card>> {
+        self.cards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl GpuBackend for SimGpus {
+    fn driver(&self) -> Result<DriverInfo, Error> {
+        Ok(self.profile.driver())
+    }
+
+    fn inventory(&self) -> Result<Inventory, Error> {
+        let cards = self.cards();
+        let (lost, present): (Vec<_>, Vec<_>) = cards.iter().partition(|card| card.is_lost());
+        Ok(Inventory {
+            gpus: present.into_iter().map(|card| card.gpu.clone()).collect(),
+            topology: self.topology.clone(),
+            failed: lost
+                .into_iter()
+                .map(|card| FailedGpu {
+                    index: card.gpu.index,
+                    id: Some(card.gpu.id.clone()),
+                    pci_bus_id: card.gpu.pci_bus_id.clone(),
+                    error: "GPU is lost".to_owned(),
+                })
+                .collect(),
+        })
+    }
+
+    fn sample(&self) -> Result<Vec<GpuSample>, Error> {
+        let cards = self.cards();
+        Ok(cards.iter().filter(|card| !card.is_lost()).map(|card| sample(self.profile, card)).collect())
+    }
+
+    fn subscribe(&self, sink: EventSink) -> Subscription {
+        self.subscribers.add(sink)
+    }
+
+    fn machine(&self) -> Option<String> {
+        Some(self.profile.machine.to_owned())
+    }
+}
+
+fn sample(profile: &Profile, card: &Card) -> GpuSample {
+    let busy: u32 = card.load.values().map(|load| u32::from(load.utilization_percent)).sum::<u32>().min(100);
+    let used: u64 = card.load.values().map(|load| load.memory_mib).sum();
+    let in_use = !card.load.is_empty();
+    let power = profile.power;
+    // A card with a context leaves its resting clocks even when no kernel runs.
+    let clock = |(rest, most): (u32, u32)| if in_use { most } else { rest };
+    let percent = u8::try_from(busy).unwrap_or(100);
+    GpuSample {
+        id: card.gpu.id.clone(),
+        index: card.gpu.index,
+        utilization_percent: Some(percent),
+        memory_utilization_percent: Some(percent / 2),
+        memory_used_mib: Some(used),
+        memory_total_mib: card.gpu.memory_mib,
+        temperature_celsius: Some(30 + busy * 2 / 5 + card.gpu.index % 4),
+        power_milliwatts: Some(power.idle_watts * 1_000 + (power.limit_watts - power.idle_watts) * 9 * busy),
+        power_limit_milliwatts: Some(power.limit_watts * 1_000),
+        sm_clock_mhz: Some(clock(power.sm_mhz)),
+        memory_clock_mhz: Some(clock(power.memory_mhz)),
+        fan_percent: power.fan.then_some(if busy == 0 { 30 } else { 30 + percent / 2 }),
+        performance_state: Some(if !in_use {
+            power.idle_state
+        } else if power.idle_state == 0 {
+            0
+        } else {
+            2
+        }),
+        processes: card
+            .load
+            .iter()
+            .map(|(pid, load)| GpuProcess {
+                pid: *pid,
+                name: Some(load.name.clone()),
+                memory_used_mib: Some(load.memory_mib),
+            })
+            .collect(),
+    }
+}
+
+fn message(kind: FaultKind) -> String {
+    match kind {
+        FaultKind::Xid(xid) => format!("the driver reported critical XID {xid}"),
+        FaultKind::Lost => "the card has fallen off the bus and does not answer".to_owned(),
+        FaultKind::DoubleBitEcc => "the card has uncorrectable memory errors".to_owned(),
+        FaultKind::RowRemapPending => "a memory row is to be remapped: the card needs a reset".to_owned(),
+    }
+}
+
+/// A UUID of version 4 form that depends on its arguments alone (FNV-1a, then SplitMix64's finaliser).
+fn uuid(node_name: &str, seed: u64, index: u32) -> GpuId {
+    let half = |salt: u64| {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ salt;
+        for byte in node_name.bytes().chain(seed.to_le_bytes()).chain(index.to_le_bytes()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        hash ^ (hash >> 31)
+    };
+    let high = (half(1) & !0xf000) | 0x4000;
+    let low = (half(2) & !(0b11 << 62)) | (0b10 << 62);
+    let text = format!(
+        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    );
+    text.parse().expect("invariant: hexadecimal digits and hyphens are a GPU id")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::PROFILES;
+
+    fn node(profile: &str, count: usize) -> Arc<SimGpus> {
+        SimGpus::new(Profile::named(profile).unwrap(), count, "node-1", 7).unwrap()
+    }
+
+    fn load(utilization_percent: u8, memory_mib: u64) -> Load {
+        Load { name: "python".into(), utilization_percent, memory_mib }
+    }
+
+    #[test]
+    fn a_node_built_again_is_the_same_node_and_no_other() {
+        let ids = |name: &str, seed| {
+            let gpus = SimGpus::new(&PROFILES[0], 8, name, seed).unwrap().inventory().unwrap().gpus;
+            gpus.into_iter().map(|gpu| gpu.id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(ids("a", 1), ids("a", 1));
+        let all: BTreeSet<_> = [ids("a", 1), ids("b", 1), ids("a", 2)].concat().into_iter().collect();
+        assert_eq!(all.len(), 24);
+    }
+
+    #[test]
+    fn counts_out_of_range_are_refused() {
+        for count in [0, 17] {
+            let error = SimGpus::new(&PROFILES[0], count, "n", 0).unwrap_err();
+            assert_eq!(error.to_string(), format!("{count} GPUs on one node: use 1 to 16"));
+        }
+    }
+
+    #[test]
+    fn a_lost_card_hides_no_other_and_comes_back() {
+        let gpus = node("h100", 8);
+        let before = gpus.inventory().unwrap();
+        gpus.lose(3).unwrap();
+        let inventory = gpus.inventory().unwrap();
+        assert_eq!(inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 1, 2, 4, 5, 6, 7]);
+        assert_eq!(inventory.failed.len(), 1);
+        assert_eq!(inventory.failed[0].id.as_ref(), Some(&before.gpus[3].id));
+        assert_eq!(inventory.topology, before.topology);
+        assert_eq!(gpus.sample().unwrap().len(), 7);
+        assert_eq!(
+            gpus.set_load(&before.gpus[3].id, 1, load(1, 1)),
+            Err(Error::Lost(before.gpus[3].id.clone()))
+        );
+        gpus.recover(3).unwrap();
+        assert_eq!(gpus.inventory().unwrap(), before);
+    }
+
+    #[test]
+    fn an_application_error_is_reported_and_leaves_the_card_healthy() {
+        let gpus = node("t4", 1);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&seen);
+        let subscription = gpus.subscribe(Box::new(move |event| sink.lock().unwrap().push(event.kind)));
+        gpus.fault(0, FaultKind::Xid(31)).unwrap();
+        assert!(gpus.inventory().unwrap().gpus[0].health.is_healthy());
+        gpus.fault(0, FaultKind::Xid(79)).unwrap();
+        assert!(!gpus.inventory().unwrap().gpus[0].health.is_healthy());
+        gpus.recover(0).unwrap();
+        drop(subscription);
+        gpus.fault(0, FaultKind::DoubleBitEcc).unwrap();
+        assert_eq!(
+            *seen.lock().unwrap(),
+            [
+                EventKind::Fault(FaultKind::Xid(31)),
+                EventKind::Fault(FaultKind::Xid(79)),
+                EventKind::Recovered
+            ]
+        );
+        assert_eq!(gpus.fault(1, FaultKind::Lost), Err(Error::NoSuchIndex { index: 1, count: 1 }));
+    }
+
+    #[test]
+    fn samples_show_what_runs() {
+        let gpus = node("rtx4090", 2);
+        let id = gpus.inventory().unwrap().gpus[1].id.clone();
+        gpus.set_load(&id, 41, load(60, 10_000)).unwrap();
+        gpus.set_load(&id, 42, load(70, 4_000)).unwrap();
+        let sample = gpus.sample().unwrap().remove(1);
+        assert_eq!((sample.utilization_percent, sample.memory_used_mib), (Some(100), Some(14_000)));
+        assert_eq!(sample.processes.iter().map(|process| process.pid).collect::<Vec<_>>(), [41, 42]);
+        assert!(sample.power_milliwatts > gpus.sample().unwrap()[0].power_milliwatts);
+        assert_eq!(
+            gpus.set_load(&id, 43, load(0, 10_565)).unwrap_err().to_string(),
+            format!("out of memory on {id}: tried to use 10565 MiB, 10564 MiB are free")
+        );
+        gpus.end_process(41);
+        gpus.end_process(42);
+        let rest = gpus.sample().unwrap().remove(1);
+        assert_eq!((rest.utilization_percent, rest.memory_used_mib), (Some(0), Some(0)));
+        assert!(rest.processes.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn memory_is_never_over_committed_and_power_never_over_its_limit(
+            steps in proptest::collection::vec((0_u32..6, 0_u8..=100, 0_u64..30_000), 0..40)
+        ) {
+            let gpus = node("a30", 1);
+            let id = gpus.inventory().unwrap().gpus[0].id.clone();
+            for (pid, utilization, memory) in steps {
+                let before = gpus.sample().unwrap();
+                if gpus.set_load(&id, pid, load(utilization, memory)).is_err() {
+                    prop_assert_eq!(gpus.sample().unwrap(), before);
+                }
+                let sample = gpus.sample().unwrap().remove(0);
+                prop_assert!(sample.memory_used_mib <= Some(sample.memory_total_mib));
+                prop_assert!(sample.power_milliwatts <= sample.power_limit_milliwatts);
+            }
+        }
+    }
+}
