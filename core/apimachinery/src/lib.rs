@@ -1,1 +1,54 @@
-//! Kubernetes semantics on JSON values.
+//! Kubernetes semantics on JSON values: what an API server does with an object, without a server.
+//!
+//! Objects stay [`serde_json::Value`] end to end, so that fields nobody here knows survive. Each module is one rule book of Kubernetes,
+//! a set of functions from values to values. Refusals read as the API server words them, because people search for those words.
+//!
+//! ```text
+//!            request body                                     stored object                    answer
+//!   ┌──────────────┴────────────┐                         ┌────────┴────────┐          ┌─────────┴────────┐
+//!   names ─ field errors ─ Status    MergeSchema ─ patches    Selector, fields    Table (JSONPath columns), Status
+//! ```
+//!
+//! - [`FieldError`], [`FieldPath`]: a fault of one field, printed `spec.replicas: Invalid value: -1: …`.
+//! - [`Status`]: the `metav1.Status` of every kind of refusal.
+//! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
+//! - [`MergeField`], [`MergeSchema`]: how a strategic merge patch treats each field.
+
+mod field;
+mod names;
+mod patch;
+mod selector;
+mod status;
+
+pub use field::{FieldError, FieldErrorKind, FieldPath};
+pub use names::{
+    validate_annotations, validate_dns1035_label, validate_dns1123_label, validate_dns1123_subdomain,
+    validate_label_value, validate_labels, validate_qualified_name,
+};
+pub use patch::{MergeField, MergeSchema};
+pub use selector::{FieldRequirement, FieldSelector, Labels, NodeSelector, Operator, Requirement, Selector};
+pub use status::{ResourceName, Status};
+
+/// Why a text or a value is not what an operation needs. Faults of fields of an object are [`FieldError`]s instead.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A label selector string that has no meaning.
+    #[error("unable to parse label selector {input:?}: {reason}")]
+    LabelSelector {
+        /// The selector as it was given.
+        input: String,
+        /// What was found and what is expected there.
+        reason: String,
+    },
+    /// A field selector string that has no meaning.
+    #[error(
+        "invalid field selector {input:?}; can't understand {term:?}: use field=value or field!=value, joined by ','"
+    )]
+    FieldSelector {
+        /// The selector as it was given.
+        input: String,
+        /// The part that is at fault.
+        term: String,
+    },
+}
