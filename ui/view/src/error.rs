@@ -1,0 +1,39 @@
+//! What can go wrong with a query.
+
+/// Why a query has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The cluster did not answer a list.
+    #[error("list {what}: {source}")]
+    List {
+        /// The resource.
+        what: &'static str,
+        /// What the client says.
+        source: Box<kube::Error>,
+    },
+    /// There is no such pod.
+    #[error("pod {namespace}/{name} not found\nhint: kubectl get pods -n {namespace}")]
+    NoPod {
+        /// The namespace.
+        namespace: String,
+        /// The name.
+        name: String,
+    },
+    /// No GPU fits what was typed.
+    #[error("no GPU matches {text:?}\nhint: gantry get gpus")]
+    NoGpu {
+        /// What was typed.
+        text: String,
+    },
+    /// Several GPUs fit what was typed.
+    #[error("{text:?} matches {count} GPUs: write more of the UUID, or NODE/INDEX\nhint: gantry describe gpu {first}")]
+    ManyGpus {
+        /// What was typed.
+        text: String,
+        /// How many fit.
+        count: usize,
+        /// One of them.
+        first: String,
+    },
+}
