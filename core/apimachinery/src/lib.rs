@@ -12,7 +12,7 @@
 //! - [`FieldError`], [`FieldPath`]: a fault of one field, printed `spec.replicas: Invalid value: -1: …`.
 //! - [`Status`]: the `metav1.Status` of every kind of refusal.
 //! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
-//! - [`MergeField`], [`MergeSchema`]: how a strategic merge patch treats each field.
+//! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
 
 mod field;
 mod names;
@@ -25,7 +25,7 @@ pub use names::{
     validate_annotations, validate_dns1035_label, validate_dns1123_label, validate_dns1123_subdomain,
     validate_label_value, validate_labels, validate_qualified_name,
 };
-pub use patch::{MergeField, MergeSchema};
+pub use patch::{MergeField, MergeSchema, json_patch, merge_patch, strategic_merge_patch};
 pub use selector::{FieldRequirement, FieldSelector, Labels, NodeSelector, Operator, Requirement, Selector};
 pub use status::{ResourceName, Status};
 
@@ -50,5 +50,23 @@ pub enum Error {
         input: String,
         /// The part that is at fault.
         term: String,
+    },
+    /// A patch that has no meaning, whatever the object.
+    #[error("invalid patch{}: {reason}", if path.is_empty() { String::new() } else { format!(" at {path:?}") })]
+    MalformedPatch {
+        /// The field of the patch; empty for the whole.
+        path: String,
+        /// The rule that it breaks.
+        reason: String,
+    },
+    /// An operation of a JSON patch that does not fit the object.
+    #[error("operation {index} of the patch failed at {path:?}: {reason}")]
+    PatchFailed {
+        /// The operation, counted from 0.
+        index: usize,
+        /// The JSON pointer that it names.
+        path: String,
+        /// Why it failed.
+        reason: String,
     },
 }

@@ -1,14 +1,13 @@
 /// How a strategic merge patch treats one field: the `patchStrategy` and `patchMergeKey` of its type.
 ///
 /// The default merges objects field by field and replaces everything else, as for a field that nobody knows.
+/// `patchStrategy: retainKeys` has no place here: it tells clients to send `$retainKeys`, which is obeyed wherever it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeField<'a> {
     /// The type of the field's value, of a list's items or of a map's values, where that is an object; for [`MergeSchema::field`].
     pub type_name: Option<&'a str>,
     /// `patchStrategy: merge`: a list is merged, item by item with `merge_key`, as a set without one.
     pub merge: bool,
-    /// `patchStrategy: retainKeys`: the patch may list in `$retainKeys` the only fields to keep.
-    pub retain_keys: bool,
     /// The field that identifies an item of a merged list of objects.
     pub merge_key: Option<&'a str>,
 }
