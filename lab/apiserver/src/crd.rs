@@ -1,0 +1,5 @@
+//! Custom resources: definitions that become rows of the registry.
+
+/// What a version of a custom resource adds to a plain row.
+#[derive(Debug)]
+pub(crate) struct CustomVersion {}

@@ -1,0 +1,234 @@
+//! From a request to an answer.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::header::{HeaderValue, WARNING};
+use http::request::Parts;
+use http::{HeaderMap, Method, Request, Response};
+use http_body_util::BodyExt;
+use tower::{BoxError, Service};
+
+use super::{Body, Query, RequestPath, ResourcePath, collect, full, status_response};
+use crate::registry::{Behaviour, Resource, Subresource};
+use crate::server::{ApiServer, Inner};
+use crate::user::User;
+use crate::{Status, verbs};
+
+/// The server as a `tower::Service`; cheap to clone, always ready.
+#[derive(Debug, Clone)]
+pub struct ApiService {
+    server: ApiServer,
+    user: Option<User>,
+}
+
+impl ApiService {
+    /// With a user, every request is theirs; without, each must prove whose it is.
+    pub(crate) fn new(server: ApiServer, user: Option<User>) -> Self {
+        Self { server, user }
+    }
+}
+
+impl<B> Service<Request<B>> for ApiService
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let server = self.server.inner.clone();
+        let user = self.user.clone();
+        let (parts, body) = request.into_parts();
+        let body = body.map_err(Into::into).boxed_unsync();
+        Box::pin(async move { Ok(handle(server, user, parts, body).await) })
+    }
+}
+
+/// One request to a resource, as the verbs see it.
+pub(crate) struct Call {
+    pub(crate) server: Arc<Inner>,
+    pub(crate) user: User,
+    pub(crate) path: ResourcePath,
+    pub(crate) resource: Arc<Resource>,
+    pub(crate) query: Query,
+    pub(crate) headers: HeaderMap,
+    warnings: Mutex<Vec<String>>,
+}
+
+impl Call {
+    /// A request that the server makes itself.
+    pub(crate) fn internal(
+        server: &Arc<Inner>,
+        resource: &Arc<Resource>,
+        namespace: &str,
+        name: &str,
+    ) -> Self {
+        Self {
+            server: server.clone(),
+            user: User::admin(),
+            path: ResourcePath {
+                group: resource.group.clone(),
+                version: resource.version.clone(),
+                namespace: namespace.to_owned(),
+                resource: resource.plural.clone(),
+                name: name.to_owned(),
+                subresource: String::new(),
+            },
+            resource: resource.clone(),
+            query: Query::default(),
+            headers: HeaderMap::new(),
+            warnings: Mutex::default(),
+        }
+    }
+
+    /// Sends a `Warning` header with the answer; kubectl prints it.
+    pub(crate) fn warn(&self, text: impl Into<String>) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        let text = text.into();
+        if !warnings.contains(&text) {
+            warnings.push(text);
+        }
+    }
+
+    /// The same request, to outlive its handler: a watch goes on after its headers are sent.
+    fn detach(&self) -> Self {
+        Self {
+            server: self.server.clone(),
+            user: self.user.clone(),
+            path: self.path.clone(),
+            resource: self.resource.clone(),
+            query: self.query.clone(),
+            headers: self.headers.clone(),
+            warnings: Mutex::default(),
+        }
+    }
+
+    fn take_warnings(&self) -> Vec<String> {
+        std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn dry_run(&self) -> bool {
+        self.query.all("dryRun").any(|value| value == "All")
+    }
+}
+
+async fn handle(server: Arc<Inner>, user: Option<User>, parts: Parts, body: Body) -> Response<Body> {
+    let user = user.unwrap_or_else(User::admin);
+    let mut response = match dispatch(server, user, parts, body).await {
+        Ok(response) => response,
+        Err(status) => status_response(&status),
+    };
+    if let Ok(id) = HeaderValue::from_str("no-cache, private") {
+        response.headers_mut().entry(http::header::CACHE_CONTROL).or_insert(id);
+    }
+    response
+}
+
+async fn dispatch(
+    server: Arc<Inner>,
+    user: User,
+    parts: Parts,
+    body: Body,
+) -> Result<Response<Body>, Status> {
+    let path = match RequestPath::parse(parts.uri.path()) {
+        RequestPath::Resource(path) => path,
+        RequestPath::Health => return Ok(Response::new(full("ok"))),
+        _ => return Err(Status::unknown_path()),
+    };
+    let served = server.registry.served();
+    let resource =
+        served.find(&path.group, &path.version, &path.resource).cloned().ok_or_else(Status::unknown_path)?;
+    let query = Query::parse(parts.uri.query().unwrap_or_default());
+    let call = Call {
+        server,
+        user,
+        path,
+        resource,
+        query,
+        headers: parts.headers.clone(),
+        warnings: Mutex::default(),
+    };
+    let result = resource_request(&call, parts, body).await;
+    let mut response = result.unwrap_or_else(|status| status_response(&status));
+    for warning in call.take_warnings() {
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quote_warning(&warning))) {
+            response.headers_mut().append(WARNING, value);
+        }
+    }
+    Ok(response)
+}
+
+/// Quotes a warning's text as RFC 7234 wants it; control characters cannot be in a header at all.
+fn quote_warning(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c.is_control() => out.push(' '),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+async fn resource_request(call: &Call, parts: Parts, body: Body) -> Result<Response<Body>, Status> {
+    let resource = &call.resource;
+    let path = &call.path;
+    if !path.namespace.is_empty() && !resource.namespaced {
+        return Err(Status::unknown_path());
+    }
+    if !path.subresource.is_empty() {
+        let subresource = resource.subresource(&path.subresource).ok_or_else(Status::unknown_path)?.clone();
+        return subresource_request(call, &subresource, parts, body).await;
+    }
+    let named = !path.name.is_empty();
+    // A named object of a namespaced resource exists only within a namespace.
+    if named && resource.namespaced && path.namespace.is_empty() {
+        return Err(Status::unknown_path());
+    }
+    let verb = match parts.method {
+        Method::GET | Method::HEAD if named => "get",
+        Method::GET | Method::HEAD if call.query.flag("watch") => "watch",
+        Method::GET | Method::HEAD => "list",
+        Method::POST if !named => "create",
+        Method::PUT if named => "update",
+        Method::PATCH if named => "patch",
+        Method::DELETE if named => "delete",
+        Method::DELETE => "deletecollection",
+        _ => return Err(Status::method_not_allowed(resource.named(&path.name), parts.method.as_str())),
+    };
+    if !resource.verbs.contains(&verb) {
+        return Err(Status::method_not_allowed(resource.named(&path.name), verb));
+    }
+    match (verb, resource.behaviour) {
+        ("create", Behaviour::Stored) => verbs::create(call, &collect(body).await?).await,
+        ("get", _) => verbs::get(call),
+        ("list", _) => verbs::list(call),
+        ("watch", _) => verbs::watch(call.detach()),
+        ("update", _) => verbs::update(call, &collect(body).await?).await,
+        ("patch", _) => verbs::patch(call, &collect(body).await?).await,
+        ("delete", _) => verbs::delete(call, &collect(body).await?).await,
+        ("deletecollection", _) => verbs::delete_collection(call, &collect(body).await?).await,
+        _ => Err(Status::method_not_allowed(resource.named(&path.name), verb)),
+    }
+}
+
+async fn subresource_request(
+    call: &Call,
+    subresource: &Subresource,
+    parts: Parts,
+    body: Body,
+) -> Result<Response<Body>, Status> {
+    let _ = (parts, body);
+    Err(Status::method_not_allowed(call.resource.named(&call.path.name), subresource.name()))
+}

@@ -1,0 +1,119 @@
+//! The server as its owner sees it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gantry_kit::{SharedClock, SharedIds};
+use serde_json::{Value, json};
+
+use crate::http::ApiService;
+use crate::registry::Registry;
+use crate::store::Store;
+use crate::user::User;
+use crate::{Error, verbs};
+
+/// What a server is made of.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Where time stamps come from.
+    pub clock: SharedClock,
+    /// Where UIDs and generated names come from.
+    pub ids: SharedIds,
+    /// Where the state is kept across runs; `None` keeps it in memory only.
+    pub state_dir: Option<PathBuf>,
+    /// The version that `/version` reports, as in `v1.34.0`. Some kubectl wrappers choose their binary by it.
+    pub version: String,
+    /// How many changes each resource remembers for watches and paged lists.
+    pub history: usize,
+}
+
+impl Options {
+    /// A server in memory with the usual settings.
+    pub fn new(clock: SharedClock, ids: SharedIds) -> Self {
+        Self { clock, ids, state_dir: None, version: "v1.33.0+gantry".to_owned(), history: 8192 }
+    }
+}
+
+/// An embedded Kubernetes API server. Clones share one state.
+#[derive(Clone)]
+pub struct ApiServer {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) options: Options,
+    pub(crate) store: Store,
+    pub(crate) registry: Registry,
+}
+
+impl std::fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiServer").field("options", &self.inner.options).finish_non_exhaustive()
+    }
+}
+
+impl ApiServer {
+    /// Loads the state and creates what every cluster starts with: the system namespaces, the `kubernetes`
+    /// Service and the built-in priority classes.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        let store = Store::open(options.state_dir.as_deref(), options.history)?;
+        let server = Self { inner: Arc::new(Inner { options, store, registry: Registry::new() }) };
+        for object in first_objects() {
+            verbs::bootstrap(&server.inner, object)?;
+        }
+        Ok(server)
+    }
+
+    /// A client in this process, without socket or TLS, that may do everything. Call within a tokio runtime.
+    pub fn client(&self) -> kube::Client {
+        self.client_for(User::admin())
+    }
+
+    /// A client in this process that acts as somebody else. Call within a tokio runtime.
+    pub fn client_as(&self, user: &str, groups: &[&str]) -> kube::Client {
+        self.client_for(User::new(user, groups))
+    }
+
+    fn client_for(&self, user: User) -> kube::Client {
+        kube::Client::new(ApiService::new(self.clone(), Some(user)), "default")
+    }
+
+    /// The server as a service for any HTTP transport; it authenticates each request.
+    pub fn service(&self) -> ApiService {
+        ApiService::new(self.clone(), None)
+    }
+}
+
+fn first_objects() -> Vec<Value> {
+    let namespaces = ["default", "kube-system", "kube-public", "kube-node-lease"]
+        .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}));
+    let priority_class = |name: &str, value: u32, description: &str| {
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+            "value": value, "description": description,
+        })
+    };
+    let mut objects = Vec::from(namespaces);
+    objects.push(priority_class(
+        "system-cluster-critical",
+        2_000_000_000,
+        "Used for system critical pods that must run in the cluster, but can be moved to another node if necessary.",
+    ));
+    objects.push(priority_class(
+        "system-node-critical",
+        2_000_001_000,
+        "Used for system critical pods that must not be moved from their current node.",
+    ));
+    objects.push(json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {
+            "name": "kubernetes", "namespace": "default",
+            "labels": {"component": "apiserver", "provider": "kubernetes"},
+        },
+        "spec": {
+            "clusterIP": "10.96.0.1", "type": "ClusterIP",
+            "ports": [{"name": "https", "port": 443, "protocol": "TCP", "targetPort": 6443}],
+        },
+    }));
+    objects
+}

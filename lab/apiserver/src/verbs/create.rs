@@ -1,0 +1,70 @@
+//! POST.
+
+use std::sync::Arc;
+
+use http::Response;
+use serde_json::Value;
+
+use super::write::{self, Operation};
+use super::{meta, view};
+use crate::Status;
+use crate::http::{Body, Call, decode};
+use crate::json::{map_at, text};
+use crate::store::{CommitError, Object};
+
+/// Draws of a generated name before giving up.
+const NAME_DRAWS: usize = 8;
+
+pub(crate) async fn create(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
+    let object = decode(&call.headers, bytes)?;
+    let created = create_object(call, object).await?;
+    view::respond(call, 201, &created)
+}
+
+/// Creates an object given in the version of the request.
+pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<Object>, Status> {
+    meta::check_type(call, &mut object)?;
+    if call.resource.namespaced && call.path.namespace.is_empty() {
+        return Err(Status::bad_request("an empty namespace may not be set during creation"));
+    }
+    meta::check_namespace(call, &mut object)?;
+    let (clock, ids) = (&call.server.options.clock, &call.server.options.ids);
+    meta::prepare_new(&mut object, clock, ids)?;
+    let resource = &call.resource;
+    resource.to_storage(&mut object);
+    if resource.has_status() {
+        map_at(&mut object, &[]).remove("status");
+    }
+    (resource.hooks.prepare)(&mut object);
+    if has_generation(&object) {
+        map_at(&mut object, &["metadata"]).insert("generation".into(), 1.into());
+    }
+    for _ in 0..NAME_DRAWS {
+        let mut attempt = object.clone();
+        let generated = meta::generate_name(&mut attempt, ids);
+        let name = text(&attempt["metadata"]["name"]).to_owned();
+        meta::check_namespace_accepts(call, &name)?;
+        let attempt = write::admit(call, Operation::Create, attempt, None).await?;
+        if call.dry_run() {
+            return dry_run(call, &name, attempt);
+        }
+        match call.server.store.create(&resource.id, attempt) {
+            Err(CommitError::Exists) if generated => {}
+            result => return result.map_err(|error| write::commit_failure(call, &name, error)),
+        }
+    }
+    Err(resource.already_exists(text(&object["metadata"]["generateName"])))
+}
+
+fn dry_run(call: &Call, name: &str, object: Value) -> Result<Arc<Object>, Status> {
+    let object = write::unsaved(object);
+    match call.server.store.get(&call.resource.id, &object.key()) {
+        Some(_) => Err(call.resource.already_exists(name)),
+        None => Ok(object),
+    }
+}
+
+/// Kubernetes counts generations where there is a desired state to count.
+fn has_generation(object: &Value) -> bool {
+    object.get("spec").is_some() || object.get("webhooks").is_some()
+}

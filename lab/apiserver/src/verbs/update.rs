@@ -1,0 +1,165 @@
+//! PUT, and the part of it that patches share.
+
+use std::sync::Arc;
+
+use http::Response;
+use serde_json::Value;
+
+use super::write::{self, Operation};
+use super::{meta, view};
+use crate::Status;
+use crate::http::{Body, Call, decode};
+use crate::json::{map_at, text};
+use crate::store::{CommitError, Object, ObjectKey};
+use gantry_apimachinery::{FieldError, FieldPath};
+
+/// Attempts of a write that states no revision, when others write at the same time.
+const ATTEMPTS: usize = 16;
+
+/// Which part of the object a request may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All but the status, if that has a path of its own.
+    Main,
+    Status,
+    /// A namespace's `spec.finalizers`.
+    Finalize,
+}
+
+pub(crate) async fn update(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
+    let mut object = decode(&call.headers, bytes)?;
+    meta::check_type(call, &mut object)?;
+    let name = text(&object["metadata"]["name"]);
+    if !name.is_empty() && name != call.path.name {
+        return Err(Status::bad_request(format!(
+            "the name of the object ({name}) does not match the name on the URL ({})",
+            call.path.name
+        )));
+    }
+    meta::check_namespace(call, &mut object)?;
+    let updated = modify(call, Part::Main, |_| Ok(object.clone())).await?;
+    view::respond(call, 200, &updated)
+}
+
+/// Reads the object, lets `change` compute the new state in the version of the request, and writes it.
+/// A write that names no revision is tried again if somebody else was faster.
+pub(crate) async fn modify(
+    call: &Call,
+    part: Part,
+    change: impl Fn(&Value) -> Result<Value, Status>,
+) -> Result<Arc<Object>, Status> {
+    let resource = &call.resource;
+    let name = call.path.name.as_str();
+    let key = ObjectKey::new(&call.path.namespace, name);
+    for _ in 0..ATTEMPTS {
+        let old = call.server.store.get(&resource.id, &key).ok_or_else(|| resource.not_found(name))?;
+        let mut current = old.value.clone();
+        resource.from_storage(&mut current);
+        let mut new = change(&current)?;
+        check_identity(call, &mut new, &old)?;
+        resource.to_storage(&mut new);
+        let new = merge_part(call, part, new, &old.value);
+        let mut new = write::admit(call, Operation::Update, new, Some(&old.value)).await?;
+        if meta::same(&new, &old.value) && !is_finished(&new) {
+            return Ok(old);
+        }
+        if meta::desired_state_changed(&new, &old.value)
+            && let Some(generation) = old.value["metadata"]["generation"].as_u64()
+        {
+            map_at(&mut new, &["metadata"]).insert("generation".into(), (generation + 1).into());
+        }
+        if call.dry_run() {
+            return Ok(write::unsaved(new));
+        }
+        let result = if is_finished(&new) {
+            call.server.store.delete(&resource.id, &Object::new(new, old.revision))
+        } else {
+            call.server.store.update(&resource.id, new, old.revision)
+        };
+        match result {
+            Err(CommitError::Stale) => {}
+            result => return result.map_err(|error| write::commit_failure(call, name, error)),
+        }
+    }
+    Err(resource.stale(name))
+}
+
+/// The new state must speak of the object that is there.
+fn check_identity(call: &Call, new: &mut Value, old: &Object) -> Result<(), Status> {
+    let resource = &call.resource;
+    let name = call.path.name.as_str();
+    meta::check_type(call, new)?;
+    let metadata = map_at(new, &["metadata"]);
+    let revision = metadata.get("resourceVersion").map_or("", text);
+    if revision.is_empty() {
+        if resource.custom.is_some() && call.path.subresource.is_empty() {
+            return Err(resource.invalid(
+                name,
+                &[FieldError::invalid(
+                    &FieldPath::new("metadata.resourceVersion"),
+                    0,
+                    "must be specified for an update",
+                )],
+            ));
+        }
+    } else if revision != old.meta("resourceVersion") {
+        return Err(resource.stale(name));
+    }
+    let uid = metadata.get("uid").map_or("", text);
+    if !uid.is_empty() && uid != old.meta("uid") {
+        return Err(resource.conflict(
+            name,
+            &format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                old.meta("uid")
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// What the request may change comes from `new`, the rest from `old`.
+fn merge_part(call: &Call, part: Part, mut new: Value, old: &Value) -> Value {
+    let take = |from: &Value, into: &mut Value, field: &str| match from.get(field) {
+        Some(value) => map_at(into, &[]).insert(field.to_owned(), value.clone()),
+        None => map_at(into, &[]).remove(field),
+    };
+    match part {
+        Part::Main => {
+            meta::keep_system_fields(&mut new, old);
+            if call.resource.has_status() {
+                take(old, &mut new, "status");
+            }
+            new
+        }
+        Part::Status => {
+            let mut merged = old.clone();
+            take(&new, &mut merged, "status");
+            if call.resource.custom.is_none() {
+                let metadata = map_at(&mut merged, &["metadata"]);
+                for field in ["labels", "annotations", "finalizers"] {
+                    match new["metadata"].get(field) {
+                        Some(value) => metadata.insert(field.to_owned(), value.clone()),
+                        None => metadata.remove(field),
+                    };
+                }
+            }
+            merged
+        }
+        Part::Finalize => {
+            let mut merged = old.clone();
+            let finalizers = new["spec"].get("finalizers").cloned().unwrap_or_default();
+            map_at(&mut merged, &["spec"]).insert("finalizers".into(), finalizers);
+            merged
+        }
+    }
+}
+
+/// Whether the object waited only for its last finalizer to go.
+fn is_finished(object: &Value) -> bool {
+    let metadata = &object["metadata"];
+    metadata.get("deletionTimestamp").is_some()
+        && metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
+        && meta::finalizers(object).is_empty()
+        && (object["kind"] != "Namespace" || crate::json::items(&object["spec"]["finalizers"]).is_empty())
+}
