@@ -16,11 +16,13 @@
 //! It simulates a control plane faithfully enough for kubectl, kube-rs and controllers; it is not for production.
 
 mod crd;
+mod discovery;
 mod error;
 mod hooks;
 mod http;
 mod json;
-#[allow(dead_code, reason = "the router is not wired yet")]
+mod listen;
+pub mod pki;
 mod printers;
 mod registry;
 mod remote;

@@ -12,11 +12,16 @@ use http::{HeaderMap, Method, Request, Response};
 use http_body_util::BodyExt;
 use tower::{BoxError, Service};
 
-use super::{Body, Query, RequestPath, ResourcePath, collect, full, status_response};
-use crate::registry::{Behaviour, Resource, Subresource};
+use super::{
+    Accept, Body, Query, RequestPath, ResourcePath, collect, full, json_response, response, status_response,
+};
+use crate::registry::{Behaviour, Resource, Served, Subresource};
 use crate::server::{ApiServer, Inner};
+use crate::store::to_bytes;
 use crate::user::User;
-use crate::{Status, verbs};
+use crate::verbs::{self, Part};
+use crate::{Status, discovery};
+use serde_json::json;
 
 /// The server as a `tower::Service`; cheap to clone, always ready.
 #[derive(Debug, Clone)]
@@ -140,12 +145,11 @@ async fn dispatch(
     parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, Status> {
+    let served = server.registry.served();
     let path = match RequestPath::parse(parts.uri.path()) {
         RequestPath::Resource(path) => path,
-        RequestPath::Health => return Ok(Response::new(full("ok"))),
-        _ => return Err(Status::unknown_path()),
+        other => return about_server(&server, &served, &other, &parts.headers),
     };
-    let served = server.registry.served();
     let resource =
         served.find(&path.group, &path.version, &path.resource).cloned().ok_or_else(Status::unknown_path)?;
     let query = Query::parse(parts.uri.query().unwrap_or_default());
@@ -166,6 +170,29 @@ async fn dispatch(
         }
     }
     Ok(response)
+}
+
+/// Answers that do not concern objects.
+fn about_server(
+    server: &Inner,
+    served: &Served,
+    path: &RequestPath,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Status> {
+    let accept = Accept::of(headers);
+    match path {
+        RequestPath::Health => Ok(response(200, "text/plain; charset=utf-8", full("ok"))),
+        RequestPath::Version => Ok(discovery::version(&server.options.version)),
+        RequestPath::CoreVersions => Ok(discovery::core_versions(served, &accept)),
+        RequestPath::Groups => Ok(discovery::groups(served, &accept)),
+        RequestPath::Group(group) => discovery::group(served, group),
+        RequestPath::GroupVersion(group, version) => discovery::resources(served, group, version),
+        RequestPath::Root => {
+            let paths = ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"];
+            Ok(json_response(200, to_bytes(&json!({"paths": paths}))))
+        }
+        _ => Err(Status::unknown_path()),
+    }
 }
 
 /// Quotes a warning's text as RFC 7234 wants it; control characters cannot be in a header at all.
@@ -211,6 +238,11 @@ async fn resource_request(call: &Call, parts: Parts, body: Body) -> Result<Respo
         return Err(Status::method_not_allowed(resource.named(&path.name), verb));
     }
     match (verb, resource.behaviour) {
+        ("create", Behaviour::Binding) => {
+            let bytes = collect(body).await?;
+            let binding = super::decode(&call.headers, &bytes)?;
+            verbs::bind(call, crate::json::text(&binding["metadata"]["name"]), &bytes).await
+        }
         ("create", Behaviour::Stored) => verbs::create(call, &collect(body).await?).await,
         ("get", _) => verbs::get(call),
         ("list", _) => verbs::list(call),
@@ -229,6 +261,28 @@ async fn subresource_request(
     parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, Status> {
-    let _ = (parts, body);
-    Err(Status::method_not_allowed(call.resource.named(&call.path.name), subresource.name()))
+    let verb = match parts.method {
+        Method::GET | Method::HEAD => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        _ => "",
+    };
+    if !subresource.verbs().contains(&verb) {
+        return Err(Status::method_not_allowed(call.resource.named(&call.path.name), parts.method.as_str()));
+    }
+    match subresource {
+        Subresource::Status | Subresource::Approval => {
+            verbs::part(call, Part::Status, verb, &collect(body).await?).await
+        }
+        Subresource::Finalize => verbs::part(call, Part::Finalize, verb, &collect(body).await?).await,
+        Subresource::Scale(paths) => verbs::scale(call, paths, verb, &collect(body).await?).await,
+        Subresource::Binding => verbs::bind(call, &call.path.name, &collect(body).await?).await,
+        Subresource::Eviction => verbs::evict(call, &collect(body).await?).await,
+        Subresource::Token
+        | Subresource::Log
+        | Subresource::Exec
+        | Subresource::Attach
+        | Subresource::PortForward => Err(Status::unknown_path()),
+    }
 }

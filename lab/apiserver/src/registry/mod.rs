@@ -142,6 +142,11 @@ impl Resource {
         if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
     }
 
+    /// The group of the stored form; empty for the core group.
+    pub(crate) fn storage_group(&self) -> &str {
+        self.storage_api_version.split_once('/').map_or("", |(group, _)| group)
+    }
+
     pub(crate) fn subresource(&self, name: &str) -> Option<&Subresource> {
         self.subresources.iter().find(|subresource| subresource.name() == name)
     }

@@ -24,6 +24,8 @@ pub(crate) enum Part {
     Status,
     /// A namespace's `spec.finalizers`.
     Finalize,
+    /// Whatever the server itself decides, such as a binding; no rule of clients applies.
+    Everything,
 }
 
 pub(crate) async fn update(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
@@ -59,7 +61,11 @@ pub(crate) async fn modify(
         check_identity(call, &mut new, &old)?;
         resource.to_storage(&mut new);
         let new = merge_part(call, part, new, &old.value);
-        let mut new = write::admit(call, Operation::Update, new, Some(&old.value)).await?;
+        let mut new = if part == Part::Everything {
+            new
+        } else {
+            write::admit(call, Operation::Update, new, Some(&old.value)).await?
+        };
         if meta::same(&new, &old.value) && !is_finished(&new) {
             return Ok(old);
         }
@@ -145,6 +151,10 @@ fn merge_part(call: &Call, part: Part, mut new: Value, old: &Value) -> Value {
                 }
             }
             merged
+        }
+        Part::Everything => {
+            meta::keep_system_fields(&mut new, old);
+            new
         }
         Part::Finalize => {
             let mut merged = old.clone();

@@ -4,9 +4,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::Response;
 use serde_json::{Value, json};
 
-use crate::Status;
 use crate::http::{Accept, Body, Call, Encoding, IncludeObject, Shape, encoded};
 use crate::store::{Object, to_bytes};
+use crate::{Status, printers};
 
 /// How one request wants to see objects.
 pub(crate) struct View<'a> {
@@ -82,12 +82,11 @@ impl<'a> View<'a> {
     }
 
     fn table(&self, include: IncludeObject, metadata: Value, objects: &[&Object]) -> Value {
-        let columns = json!([
-            {"name": "Name", "type": "string", "format": "name", "priority": 0,
-             "description": "Name must be unique within a namespace."},
-            {"name": "Created At", "type": "date", "format": "", "priority": 0,
-             "description": "When the object was created."},
-        ]);
+        let resource = &self.call.resource;
+        // Cells are computed from the stored form, whatever version was asked for.
+        let group = resource.storage_group();
+        let now = self.call.server.options.clock.now();
+        let columns = printers::columns(group, &resource.kind);
         let rows: Vec<Value> = objects
             .iter()
             .map(|object| {
@@ -97,7 +96,7 @@ impl<'a> View<'a> {
                     IncludeObject::Object => object.value.clone(),
                 };
                 json!({
-                    "cells": [object.meta("name"), object.meta("creationTimestamp")],
+                    "cells": printers::row(group, &resource.kind, &object.value, now),
                     "object": included,
                 })
             })
