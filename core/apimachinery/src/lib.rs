@@ -13,10 +13,12 @@
 //! - [`Status`]: the `metav1.Status` of every kind of refusal.
 //! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
 //! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
+//! - [`default_pod_resources`], [`validate_pod_resources`], [`effective_requests`]: what a pod asks of a node.
 
 mod field;
 mod names;
 mod patch;
+mod resources;
 mod selector;
 mod status;
 
@@ -26,6 +28,10 @@ pub use names::{
     validate_label_value, validate_labels, validate_qualified_name,
 };
 pub use patch::{MergeField, MergeSchema, json_patch, merge_patch, strategic_merge_patch};
+pub use resources::{
+    default_pod_resources, effective_requests, is_extended_resource, read_quantity, validate_pod_resources,
+    validate_resource_requirements,
+};
 pub use selector::{FieldRequirement, FieldSelector, Labels, NodeSelector, Operator, Requirement, Selector};
 pub use status::{ResourceName, Status};
 
