@@ -1,0 +1,222 @@
+//! One round of decisions.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
+
+use gantry_model::{Assignment, ContainerKind, GpuId, Request};
+
+use crate::device_set::{GpuMask, bits};
+use crate::explain;
+use crate::ledger::{Ledger, NodeId, Place, PodId};
+use crate::shape::{Scores, Told};
+use crate::state::{Change, Decision, Millis, Phase, QueueKey, ShapeId, State};
+
+/// Shapes whose scores are kept. Each costs about 24 bytes a node.
+const MAX_SCORES: usize = 256;
+/// Reasons of a shape are worked out at most this often, because every change in the cluster may change them.
+const TELL_EVERY_MS: u64 = 1000;
+
+impl State {
+    /// Decides about all waiting pods. Whatever is decided is held at once: asking again decides nothing twice.
+    pub fn decide(&mut self, now: Millis) -> Vec<Decision> {
+        self.decisions += 1;
+        while let Some((due, id)) = self.deferred.first().copied().filter(|(due, _)| *due <= now) {
+            self.deferred.remove(&(due, id));
+            self.pod_mut(id).not_before = None;
+            self.enqueue(id);
+        }
+        let mut decisions = Vec::new();
+        let mut turns = BinaryHeap::new();
+        for shape in self.active.iter().copied().collect::<Vec<_>>() {
+            self.push_turn(&mut turns, shape);
+        }
+        let mut blocked = BTreeSet::new();
+        while let Some(Reverse((key, shape))) = turns.pop() {
+            let Some(node) = self.best_node(shape) else {
+                blocked.insert(shape);
+                continue;
+            };
+            let (_, _, _, pod) = key;
+            if let Some(assignment) = self.propose(pod, node) {
+                self.pod_mut(pod).phase = Phase::Held;
+                decisions.push(Decision::Bind { pod: self.pod(pod).request.pod.clone(), assignment });
+            }
+            self.push_turn(&mut turns, shape);
+        }
+        self.retell = None;
+        for shape in blocked {
+            self.tell(shape, now, &mut decisions);
+        }
+        self.trim_log();
+        decisions
+    }
+
+    /// The node on which the shape fits best now, looking only at nodes that have changed since it was asked last.
+    fn best_node(&mut self, id: ShapeId) -> Option<NodeId> {
+        let end = self.log_end();
+        let decisions = self.decisions;
+        let state = self.shapes[id].as_mut().expect("invariant: active shapes are there");
+        let Ledger { slots, sets, .. } = &mut self.ledger;
+        let news = state
+            .seen
+            .checked_sub(self.log_start)
+            .and_then(|from| self.log.get(usize::try_from(from).ok()?..));
+        let shape = state.shape.clone();
+        match (news, &mut state.scores) {
+            (Some(news), Some(scores)) => {
+                for (node, change) in news {
+                    // What does not fit does not begin to fit because something was taken.
+                    if *change != Change::Taken || scores.tree.has(*node) {
+                        scores.update(&shape, *node, *change == Change::Node, slots, sets);
+                    }
+                }
+            }
+            (Some(news), None) if state.blocked => {
+                let fits = |(node, change): &(NodeId, Change)| {
+                    let slot = &slots[*node];
+                    let node = slot.node.as_ref().filter(|_| *change != Change::Taken)?;
+                    shape.score(shape.preference(node)?, slot, node, sets)
+                };
+                if news.iter().find_map(fits).is_some() {
+                    state.scores = Some(Scores::new(&shape, slots, sets));
+                }
+            }
+            _ => state.scores = Some(Scores::new(&shape, slots, sets)),
+        }
+        state.seen = end;
+        state.last_used = decisions;
+        let best = state.scores.as_ref().and_then(|scores| scores.tree.best());
+        state.blocked = best.is_none();
+        self.limit_scores(id);
+        best
+    }
+
+    /// Drops the scores that were used longest ago where there are too many.
+    fn limit_scores(&mut self, keep: ShapeId) {
+        let kept = || {
+            let with_id = self.shapes.iter().enumerate();
+            with_id.filter_map(|(id, state)| {
+                state.as_ref().filter(|state| state.scores.is_some()).map(|s| (id, s))
+            })
+        };
+        if self.shapes.len() - self.vacant_shapes.len() > MAX_SCORES && kept().count() > MAX_SCORES {
+            let oldest = kept().filter(|(id, _)| *id != keep).min_by_key(|(_, state)| state.last_used);
+            if let Some((id, _)) = oldest {
+                self.shape_mut(id).scores = None;
+            }
+        }
+    }
+
+    /// Gives a pod its place on a node: chooses the devices and takes everything, to be held or released.
+    fn propose(&mut self, id: PodId, node: NodeId) -> Option<Assignment> {
+        let request = self.pod(id).request.clone();
+        let slot = &self.ledger.slots[node];
+        let mut assignment = Assignment { node: slot.name.clone(), containers: BTreeMap::new() };
+        let mut known = true;
+        if request.gpus > 0 {
+            match slot.sets {
+                None => known = false,
+                Some(sets) => {
+                    let free = slot.free_gpus(slot.node.as_ref()?).mask;
+                    let set = self.ledger.sets[sets].device_set(free, 0, request.gpus)?;
+                    assignment.containers = self.divide(&request, node, sets, set)?;
+                }
+            }
+        }
+        self.unqueue(id);
+        self.pod_mut(id).phase = Phase::Proposed;
+        self.occupy(id, Place { node, assignment: known.then(|| assignment.clone()) });
+        Some(assignment)
+    }
+
+    /// Divides a pod's GPUs among its containers, the best connected for the container that asks for most.
+    fn divide(
+        &mut self,
+        request: &Request,
+        node: NodeId,
+        sets: usize,
+        all: GpuMask,
+    ) -> Option<BTreeMap<Arc<str>, Vec<GpuId>>> {
+        let sets = &mut self.ledger.sets[sets];
+        let mut masks: Vec<GpuMask> = vec![0; request.containers.len()];
+        let mut rest = all;
+        let mut together: Vec<usize> = (0..masks.len())
+            .filter(|i| request.containers[*i].kind != ContainerKind::Init && request.containers[*i].gpus > 0)
+            .collect();
+        together.sort_by_key(|i| Reverse(request.containers[*i].gpus));
+        for i in together {
+            masks[i] = sets.device_set(rest, 0, request.containers[i].gpus)?;
+            rest &= !masks[i];
+        }
+        // An init container runs before the apps and beside the sidecars that were started before it. It takes the
+        // devices that nobody will use later, then those that apps will, as the kubelet's device manager does.
+        let mut sidecars = 0;
+        for (i, container) in request.containers.iter().enumerate() {
+            match container.kind {
+                ContainerKind::Sidecar => sidecars |= masks[i],
+                ContainerKind::Init => masks[i] = sets.device_set(all & !sidecars, 0, container.gpus)?,
+                ContainerKind::App => {}
+            }
+        }
+        let gpus = &self.ledger.slots[node].node.as_ref()?.gpus;
+        let ids =
+            |mask: GpuMask| bits(mask).map(|bit| gpus[bit.trailing_zeros() as usize].id.clone()).collect();
+        let containers = request.containers.iter().zip(masks).filter(|(_, mask)| *mask != 0);
+        Some(containers.map(|(container, mask)| (container.name.clone(), ids(mask))).collect())
+    }
+
+    /// Says why a shape's pods wait, to those who were not told so yet.
+    fn tell(&mut self, id: ShapeId, now: Millis, decisions: &mut Vec<Decision>) {
+        let end = self.log_end();
+        let state = self.shapes[id].as_ref().expect("invariant: blocked shapes are there");
+        let Some((_, _, _, first)) = state.waiting.first().copied() else { return };
+        let told = match &state.told {
+            Some(told) if told.seen == end => told.clone(),
+            Some(told) if now < told.at.after(TELL_EVERY_MS) => {
+                let due = told.at.after(TELL_EVERY_MS);
+                self.retell = Some(self.retell.map_or(due, |known| known.min(due)));
+                told.clone()
+            }
+            _ => {
+                let request = self.pod(first).request.clone();
+                let refusals = Arc::new(explain::refusals(&state.shape, &request, &self.ledger));
+                Told { refusals, at: now, seen: end }
+            }
+        };
+        let again = state.told.as_ref().is_some_and(|last| Arc::ptr_eq(&last.refusals, &told.refusals));
+        if again && !state.untold {
+            return;
+        }
+        let codes = told.refusals.codes();
+        let waiting: Vec<_> = state.waiting.iter().map(|(_, _, _, pod)| *pod).collect();
+        for id in waiting {
+            let pod = self.pod_mut(id);
+            if pod.told != codes {
+                pod.told.clone_from(&codes);
+                let (pod, refusals) = (pod.request.pod.clone(), told.refusals.clone());
+                decisions.push(Decision::Unschedulable { pod, refusals });
+            }
+        }
+        let state = self.shape_mut(id);
+        state.told = Some(told);
+        state.untold = false;
+    }
+
+    fn push_turn(&self, turns: &mut BinaryHeap<Reverse<(QueueKey, ShapeId)>>, shape: ShapeId) {
+        let first = self.shapes[shape].as_ref().and_then(|state| state.waiting.first());
+        if let Some(key) = first {
+            turns.push(Reverse((*key, shape)));
+        }
+    }
+
+    /// Forgets changes that cost more to read than to look at every node anew.
+    fn trim_log(&mut self) {
+        let limit = 4096.max(4 * self.ledger.slots.len());
+        if self.log.len() > limit {
+            let old = self.log.len() - limit / 2;
+            self.log.drain(..old);
+            self.log_start += old as u64;
+        }
+    }
+}
