@@ -6,7 +6,7 @@
 //! ```text
 //!            request body                                     stored object                    answer
 //!   ┌──────────────┴────────────┐                         ┌────────┴────────┐          ┌─────────┴────────┐
-//!   names ─ field errors ─ Status    MergeSchema ─ patches    Selector, fields    Table (JSONPath columns), Status
+//!   names ─ field errors ─ Status    MergeSchema ─ patches    Selector, fields    columns (JSONPath), Status
 //! ```
 //!
 //! - [`FieldError`], [`FieldPath`]: a fault of one field, printed `spec.replicas: Invalid value: -1: …`.
@@ -14,15 +14,20 @@
 //! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
 //! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
 //! - [`default_pod_resources`], [`validate_pod_resources`], [`effective_requests`]: what a pod asks of a node.
+//! - [`JsonPath`], [`PrinterColumn`]: values named by a path, columns of `kubectl get`.
 
+mod columns;
 mod field;
+mod jsonpath;
 mod names;
 mod patch;
 mod resources;
 mod selector;
 mod status;
 
+pub use columns::PrinterColumn;
 pub use field::{FieldError, FieldErrorKind, FieldPath};
+pub use jsonpath::JsonPath;
 pub use names::{
     validate_annotations, validate_dns1035_label, validate_dns1123_label, validate_dns1123_subdomain,
     validate_label_value, validate_labels, validate_qualified_name,
@@ -56,6 +61,14 @@ pub enum Error {
         input: String,
         /// The part that is at fault.
         term: String,
+    },
+    /// A JSONPath that has no meaning.
+    #[error("invalid JSONPath {input:?}: {reason}")]
+    JsonPath {
+        /// The path as it was given.
+        input: String,
+        /// What is wrong with it.
+        reason: String,
     },
     /// A patch that has no meaning, whatever the object.
     #[error("invalid patch{}: {reason}", if path.is_empty() { String::new() } else { format!(" at {path:?}") })]
