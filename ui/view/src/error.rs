@@ -27,7 +27,9 @@ pub enum Error {
         text: String,
     },
     /// Several GPUs fit what was typed.
-    #[error("{text:?} matches {count} GPUs: write more of the UUID, or NODE/INDEX\nhint: gantry describe gpu {first}")]
+    #[error(
+        "{text:?} matches {count} GPUs: write more of the UUID, or NODE/INDEX\nhint: gantry describe gpu {first}"
+    )]
     ManyGpus {
         /// What was typed.
         text: String,

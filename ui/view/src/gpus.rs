@@ -118,8 +118,7 @@ impl Snapshot {
             }
         };
         for pod in self.pods.iter().filter(|pod| is_active(pod)) {
-            let Some(text) =
-                pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION))
+            let Some(text) = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION))
             else {
                 continue;
             };

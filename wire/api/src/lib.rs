@@ -1,4 +1,4 @@
-//! What Gantry writes into a cluster and reads back: one annotation, one custom resource.
+//! What Gantry writes into a cluster and reads back: one annotation, one custom resource; and the foreign resources it serves.
 //!
 //! ```text
 //!   scheduler ──Binding.metadata.annotations["gantry.dev/assignment"]──▶ pod ──▶ node agent
@@ -6,14 +6,15 @@
 //! ```
 //!
 //! The types here are boundary types: strict when they read, convertible from and to `gantry_model`, and never used for
-//! decisions. The CRD is a function, [`gpu_node_crd`]; its YAML in `charts/gantry/crds/` is checked against it by a test.
+//! decisions. Custom resource definitions are functions, see [`crds`];
+//! their YAML in `charts/gantry/crds/` is checked against them by a test.
 
 mod assignment;
 mod crd;
 mod gpu_node;
 
 pub use assignment::{ASSIGNMENT_ANNOTATION, decode_assignment, encode_assignment};
-pub use crd::gpu_node_crd;
+pub use crd::crds;
 pub use gpu_node::{
     ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus, IdentityMode, LinkGroup,
 };

@@ -1,17 +1,12 @@
 //! The CustomResourceDefinition of `GpuNode`.
 
-#![expect(
-    clippy::needless_pass_by_value,
-    reason = "schemas are built inside out; references would only add noise"
-)]
-
 use k8s_openapi::Resource as _;
 use serde_json::{Value, json};
 
+use super::{choice, column, count, list, object, string};
 use crate::{GROUP, GpuNode, VERSION};
 
-/// The CustomResourceDefinition of [`GpuNode`], as it stands in `charts/gantry/crds/gpunodes.gantry.dev.yaml`.
-pub fn gpu_node_crd() -> Value {
+pub(super) fn crd() -> Value {
     let plural = GpuNode::URL_PATH_SEGMENT;
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -45,10 +40,6 @@ pub fn gpu_node_crd() -> Value {
             }],
         },
     })
-}
-
-fn column(name: &str, kind: &str, path: &str, priority: u32) -> Value {
-    json!({ "name": name, "type": kind, "jsonPath": path, "priority": priority })
 }
 
 fn schema() -> Value {
@@ -148,59 +139,10 @@ fn in_use() -> Value {
     )
 }
 
-fn object(description: &str, required: &[&str], properties: Value) -> Value {
-    let mut object = json!({ "type": "object", "description": description, "properties": properties });
-    if !required.is_empty() {
-        object["required"] = json!(required);
-    }
-    object
-}
-
-fn list(description: &str, items: Value, keys: &[&str]) -> Value {
-    let mut list = json!({ "type": "array", "description": description, "items": items });
-    list["x-kubernetes-list-type"] = json!(if keys.is_empty() { "atomic" } else { "map" });
-    if !keys.is_empty() {
-        list["x-kubernetes-list-map-keys"] = json!(keys);
-    }
-    list
-}
-
-fn string(description: &str) -> Value {
-    json!({ "type": "string", "description": description })
-}
-
-fn choice(description: &str, names: &[&str]) -> Value {
-    json!({ "type": "string", "description": description, "enum": names })
-}
-
-fn count(description: &str) -> Value {
-    json!({ "type": "integer", "format": "int32", "minimum": 0, "description": description })
-}
-
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::path::Path;
-
-    use super::*;
     use crate::GpuNodeStatus;
-
-    const HEADER: &str = "# Written by `cargo xtask crds` from wire/api. Do not edit.\n";
-
-    #[test]
-    fn the_checked_in_crd_is_what_the_code_says() {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/gantry/crds/gpunodes.gantry.dev.yaml");
-        let expected = format!("{HEADER}{}", serde_saphyr::to_string(&gpu_node_crd()).unwrap());
-        if std::env::var_os("BLESS").is_some() {
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, &expected).unwrap();
-        }
-        let found = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(found, expected, "{} is stale: run `cargo xtask crds`", path.display());
-        let parsed: Value = serde_saphyr::from_str(&found).unwrap();
-        assert_eq!(parsed, gpu_node_crd());
-    }
 
     #[test]
     fn the_crd_names_every_field_of_the_status() {
