@@ -231,7 +231,7 @@ mod tests {
 
     fn gang() -> Job {
         job(
-            json!({"minAvailable": 2, "tasks": [{"replicas": 3, "name": "w", "template": {"spec": {"x": 1}}}]}),
+            &json!({"minAvailable": 2, "tasks": [{"replicas": 3, "name": "w", "template": {"spec": {"x": 1}}}]}),
         )
     }
 
