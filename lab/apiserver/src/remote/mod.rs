@@ -8,6 +8,10 @@
 //!
 //! The server turns the wire protocol into a [`Session`] of channels and back; it knows nothing of containers.
 
+mod exec;
+mod streams;
+mod websocket;
+
 use std::fmt;
 
 use bytes::Bytes;
@@ -15,6 +19,9 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
+
+#[allow(unused_imports, reason = "the router is not wired yet")]
+pub(crate) use self::exec::{attach_response, exec_response, log_response, port_forward_response};
 
 /// The containers behind the API server: one implementation answers for all nodes.
 pub trait NodeBackend: fmt::Debug + Send + Sync + 'static {
