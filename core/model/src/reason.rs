@@ -238,7 +238,7 @@ coded! {
             /// The value, shortened.
             value: String,
             /// What the field must be.
-            rule: &'static str,
+            rule: String,
         }
     }
 }
