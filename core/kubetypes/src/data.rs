@@ -18,6 +18,7 @@ pub(crate) const TABLES: &[&str] = &[
     include_str!("../data/discovery.v1.types"),
     include_str!("../data/events.v1.types"),
     include_str!("../data/meta.v1.types"),
+    include_str!("../data/metrics.v1beta1.types"),
     include_str!("../data/networking.v1.types"),
     include_str!("../data/node.v1.types"),
     include_str!("../data/policy.v1.types"),

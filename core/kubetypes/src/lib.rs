@@ -1,7 +1,7 @@
 //! Kubernetes' built-in types (v1.34) as one table: names, protobuf numbers, types and markers of every field.
 //!
 //! The table is data: `data/GROUP.VERSION.types`, one file for each group-version, drawn from the `generated.proto` and `types.go` of
-//! k8s.io/api, k8s.io/apimachinery, k8s.io/apiextensions-apiserver and k8s.io/kube-aggregator at v0.34.1. What an API server must know of a
+//! k8s.io/api, k8s.io/apimachinery, k8s.io/apiextensions-apiserver and k8s.io/kube-aggregator at v0.34.1 (and k8s.io/metrics). What an API server must know of a
 //! built-in object is a reading of it:
 //!
 //! ```text
@@ -32,6 +32,7 @@ mod data;
 mod error;
 mod merge;
 mod openapi;
+mod parse;
 mod protobuf;
 mod table;
 mod time;
