@@ -436,5 +436,4 @@ fn json(input: Input<'_>) -> Result<Value, Error> {
 }
 
 #[cfg(test)]
-#[path = "protobuf_tests.rs"]
 mod tests;
