@@ -15,6 +15,7 @@
 //!
 //! It simulates a control plane faithfully enough for kubectl, kube-rs and controllers; it is not for production.
 
+mod admission;
 mod crd;
 mod discovery;
 mod error;

@@ -1,13 +1,14 @@
 //! The server as its owner sees it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use gantry_kit::{SharedClock, SharedIds};
 use serde_json::{Value, json};
 
 use crate::http::ApiService;
 use crate::registry::Registry;
+use crate::remote::NodeBackend;
 use crate::store::Store;
 use crate::user::User;
 use crate::{Error, verbs};
@@ -44,6 +45,15 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) store: Store,
     pub(crate) registry: Registry,
+    /// Held while a Service's addresses are chosen and stored.
+    pub(crate) allocations: Mutex<()>,
+    node_backend: RwLock<Option<Arc<dyn NodeBackend>>>,
+}
+
+impl Inner {
+    pub(crate) fn node_backend(&self) -> Option<Arc<dyn NodeBackend>> {
+        self.node_backend.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl std::fmt::Debug for ApiServer {
@@ -57,11 +67,23 @@ impl ApiServer {
     /// Service and the built-in priority classes.
     pub fn new(options: Options) -> Result<Self, Error> {
         let store = Store::open(options.state_dir.as_deref(), options.history)?;
-        let server = Self { inner: Arc::new(Inner { options, store, registry: Registry::new() }) };
+        let inner = Inner {
+            options,
+            store,
+            registry: Registry::new(),
+            allocations: Mutex::default(),
+            node_backend: RwLock::default(),
+        };
+        let server = Self { inner: Arc::new(inner) };
         for object in first_objects() {
             verbs::bootstrap(&server.inner, object)?;
         }
         Ok(server)
+    }
+
+    /// Names who answers for the containers of all nodes; until then there are no logs and no `exec`.
+    pub fn set_node_backend(&self, backend: Arc<dyn NodeBackend>) {
+        *self.inner.node_backend.write().unwrap_or_else(PoisonError::into_inner) = Some(backend);
     }
 
     /// A client in this process, without socket or TLS, that may do everything. Call within a tokio runtime.

@@ -258,7 +258,7 @@ async fn resource_request(call: &Call, parts: Parts, body: Body) -> Result<Respo
 async fn subresource_request(
     call: &Call,
     subresource: &Subresource,
-    parts: Parts,
+    mut parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, Status> {
     let verb = match parts.method {
@@ -279,10 +279,9 @@ async fn subresource_request(
         Subresource::Scale(paths) => verbs::scale(call, paths, verb, &collect(body).await?).await,
         Subresource::Binding => verbs::bind(call, &call.path.name, &collect(body).await?).await,
         Subresource::Eviction => verbs::evict(call, &collect(body).await?).await,
-        Subresource::Token
-        | Subresource::Log
-        | Subresource::Exec
-        | Subresource::Attach
-        | Subresource::PortForward => Err(Status::unknown_path()),
+        Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward => {
+            verbs::connect(call, subresource, &mut parts).await
+        }
+        Subresource::Token => Err(Status::unknown_path()),
     }
 }

@@ -193,7 +193,7 @@ const TABLE: &[Row] = &[
     cluster("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions")
         .short(&["crd", "crds"])
         .sub(STATUS)
-        .hooks(hooks::CUSTOM_RESOURCE_DEFINITION),
+        .hooks(crate::crd::DEFINITION),
     cluster("apiregistration.k8s.io", "v1", "APIService", "apiservices").sub(STATUS),
     ns("apps", "v1", "ControllerRevision", "controllerrevisions"),
     ns("apps", "v1", "DaemonSet", "daemonsets").short(&["ds"]).all().sub(STATUS).hooks(hooks::DAEMON_SET),
@@ -253,9 +253,9 @@ const TABLE: &[Row] = &[
         .sub(STATUS)
         .hooks(hooks::POD_DISRUPTION_BUDGET),
     cluster(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings").hooks(hooks::ROLE_BINDING),
-    cluster(RBAC, "v1", "ClusterRole", "clusterroles"),
+    cluster(RBAC, "v1", "ClusterRole", "clusterroles").hooks(hooks::ROLE),
     ns(RBAC, "v1", "RoleBinding", "rolebindings").hooks(hooks::ROLE_BINDING),
-    ns(RBAC, "v1", "Role", "roles"),
+    ns(RBAC, "v1", "Role", "roles").hooks(hooks::ROLE),
     cluster(DRA, "v1", "DeviceClass", "deviceclasses"),
     ns(DRA, "v1", "ResourceClaim", "resourceclaims").sub(STATUS),
     ns(DRA, "v1", "ResourceClaimTemplate", "resourceclaimtemplates"),

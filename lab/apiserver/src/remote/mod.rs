@@ -20,7 +20,6 @@ use futures::stream::BoxStream;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
 
-#[allow(unused_imports, reason = "the router is not wired yet")]
 pub(crate) use self::exec::{attach_response, exec_response, log_response, port_forward_response};
 
 /// The containers behind the API server: one implementation answers for all nodes.

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use http::Response;
 use serde_json::Value;
 
-use super::write::{self, Operation};
-use super::{meta, view};
-use crate::Status;
+use super::{meta, view, write};
 use crate::http::{Body, Call, decode};
 use crate::json::{map_at, text};
 use crate::store::{CommitError, Object};
+use crate::{Status, admission};
 
 /// Draws of a generated name before giving up.
 const NAME_DRAWS: usize = 8;
@@ -32,7 +31,7 @@ pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<
     meta::prepare_new(&mut object, clock, ids)?;
     let resource = &call.resource;
     resource.to_storage(&mut object);
-    if resource.has_status() {
+    if resource.has_status() && !resource.hooks.keeps_status {
         map_at(&mut object, &[]).remove("status");
     }
     (resource.hooks.prepare)(&mut object);
@@ -44,7 +43,8 @@ pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<
         let generated = meta::generate_name(&mut attempt, ids);
         let name = text(&attempt["metadata"]["name"]).to_owned();
         meta::check_namespace_accepts(call, &name)?;
-        let attempt = write::admit(call, Operation::Create, attempt, None).await?;
+        let mut attempt = write::admit(call, attempt, None, Vec::new()).await?;
+        let _allocations = admission::allocate(&call.server, resource, &mut attempt)?;
         if call.dry_run() {
             return dry_run(call, &name, attempt);
         }

@@ -1,6 +1,8 @@
 //! Metadata that the server owns.
 
-use gantry_apimachinery::ResourceName;
+use gantry_apimachinery::{
+    FieldError, FieldPath, ResourceName, validate_annotations, validate_labels, validate_qualified_name,
+};
 use gantry_kit::{SharedClock, SharedIds};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -165,6 +167,57 @@ pub(crate) fn check_namespace_accepts(call: &Call, name: &str) -> Result<(), Sta
         return Err(status);
     }
     Ok(())
+}
+
+/// Checks what every object has: its name, labels, annotations, owners and finalizers.
+pub(crate) fn validate(call: &Call, object: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let metadata = &object["metadata"];
+    let path = FieldPath::new("metadata");
+    let name = text(&metadata["name"]);
+    if name.is_empty() {
+        errors.push(FieldError::required(&path.child("name"), "name or generateName is required"));
+    } else if old.is_none() {
+        let faults = (call.resource.hooks.names)(name);
+        errors.extend(faults.into_iter().map(|fault| FieldError::invalid(&path.child("name"), name, fault)));
+    }
+    errors.extend(validate_labels(&metadata["labels"], &path.child("labels")));
+    errors.extend(validate_annotations(&metadata["annotations"], &path.child("annotations")));
+    let mut controllers = 0;
+    for (i, owner) in crate::json::items(&metadata["ownerReferences"]).iter().enumerate() {
+        let path = path.child("ownerReferences").index(i);
+        for field in ["apiVersion", "kind", "name", "uid"] {
+            if text(&owner[field]).is_empty() {
+                errors.push(FieldError::invalid(
+                    &path.child(field),
+                    "",
+                    format!("{field} must not be empty"),
+                ));
+            }
+        }
+        controllers += usize::from(owner["controller"] == true);
+    }
+    if controllers > 1 {
+        let rule = "Only one reference can have Controller set to true";
+        let references = metadata["ownerReferences"].clone();
+        errors.push(FieldError::invalid(&path.child("ownerReferences"), references, rule));
+    }
+    for finalizer in finalizers(object) {
+        let faults = validate_qualified_name(finalizer);
+        let path = path.child("finalizers");
+        errors.extend(faults.into_iter().map(|fault| FieldError::invalid(&path, finalizer, fault)));
+    }
+    if let Some(old) = old
+        && old["metadata"].get("deletionTimestamp").is_some()
+    {
+        let before = finalizers(old);
+        let new: Vec<&str> = finalizers(object).into_iter().filter(|f| !before.contains(f)).collect();
+        if !new.is_empty() {
+            let rule = format!(
+                "no new finalizers can be added if the object is being deleted, found new finalizers {new:?}"
+            );
+            errors.push(FieldError::forbidden(&path.child("finalizers"), rule));
+        }
+    }
 }
 
 /// `metadata.finalizers` as texts.

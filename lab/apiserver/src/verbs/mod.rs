@@ -1,5 +1,6 @@
 //! What requests do to objects, the same for every kind.
 
+mod connect;
 mod create;
 mod delete;
 mod filter;
@@ -18,6 +19,7 @@ use futures::FutureExt;
 use http::Response;
 use serde_json::Value;
 
+pub(crate) use self::connect::connect;
 pub(crate) use self::create::create;
 pub(crate) use self::delete::{delete, delete_collection};
 pub(crate) use self::list::list;

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use http::Response;
 use serde_json::Value;
 
-use super::write::{self, Operation};
-use super::{meta, view};
-use crate::Status;
+use super::{meta, view, write};
 use crate::http::{Body, Call, decode};
 use crate::json::{map_at, text};
 use crate::store::{CommitError, Object, ObjectKey};
+use crate::{Status, admission};
 use gantry_apimachinery::{FieldError, FieldPath};
 
 /// Attempts of a write that states no revision, when others write at the same time.
@@ -61,11 +60,12 @@ pub(crate) async fn modify(
         check_identity(call, &mut new, &old)?;
         resource.to_storage(&mut new);
         let new = merge_part(call, part, new, &old.value);
-        let mut new = if part == Part::Everything {
-            new
-        } else {
-            write::admit(call, Operation::Update, new, Some(&old.value)).await?
+        let mut new = match part {
+            Part::Everything | Part::Finalize => new,
+            Part::Status => write::admit_status(call, new, &old.value)?,
+            Part::Main => write::admit(call, new, Some(&old.value), Vec::new()).await?,
         };
+        let _allocations = admission::allocate(&call.server, resource, &mut new)?;
         if meta::same(&new, &old.value) && !is_finished(&new) {
             return Ok(old);
         }

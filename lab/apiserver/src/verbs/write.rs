@@ -2,42 +2,55 @@
 
 use std::sync::Arc;
 
+use gantry_apimachinery::FieldError;
 use serde_json::Value;
 
 use super::meta;
-use crate::Status;
 use crate::http::Call;
 use crate::json::text;
 use crate::store::{CommitError, Object};
-use gantry_apimachinery::FieldError;
+use crate::{Status, admission};
 
-/// What a write does, in the words of admission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
-    Create,
-    Update,
-}
-
-/// Fills in defaults, asks the admission plugins and checks the result. The object is in its storage version.
+/// Fills in defaults, asks the admission plugins and checks the result, given in its storage version. `errors` are faults
+/// that were found before. Without `old` the object is new.
 pub(crate) async fn admit(
     call: &Call,
-    operation: Operation,
     mut object: Value,
     old: Option<&Value>,
+    mut errors: Vec<FieldError>,
 ) -> Result<Value, Status> {
     let hooks = &call.resource.hooks;
-    (hooks.default)(&mut object);
-    meta::drop_nulls(&mut object);
-    let _ = operation;
-    let mut causes: Vec<FieldError> = Vec::new();
-    (hooks.validate)(&object, &mut causes);
     if let Some(old) = old {
-        (hooks.validate_update)(&object, old, &mut causes);
+        (hooks.prepare_update)(&mut object, old);
     }
-    if causes.is_empty() {
+    (hooks.default)(&mut object);
+    if old.is_none() {
+        admission::admit_new(&call.server, &call.resource, &mut object)?;
+        // Limits that admission added are requests, too.
+        (hooks.default)(&mut object);
+    }
+    meta::drop_nulls(&mut object);
+    meta::validate(call, &object, old, &mut errors);
+    (hooks.validate)(&object, &mut errors);
+    if let Some(old) = old {
+        (hooks.validate_update)(&object, old, &mut errors);
+    }
+    if errors.is_empty() {
         Ok(object)
     } else {
-        Err(call.resource.invalid(text(&object["metadata"]["name"]), &causes))
+        Err(call.resource.invalid(text(&object["metadata"]["name"]), &errors))
+    }
+}
+
+/// The part of [`admit`] that concerns a write of the status alone.
+pub(crate) fn admit_status(call: &Call, mut object: Value, old: &Value) -> Result<Value, Status> {
+    meta::drop_nulls(&mut object);
+    let mut errors = Vec::new();
+    meta::validate(call, &object, Some(old), &mut errors);
+    if errors.is_empty() {
+        Ok(object)
+    } else {
+        Err(call.resource.invalid(text(&object["metadata"]["name"]), &errors))
     }
 }
 
