@@ -14,6 +14,7 @@
 //! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
 //! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
 //! - [`default_pod_resources`], [`validate_pod_resources`], [`effective_requests`]: what a pod asks of a node.
+//! - [`Schema`]: what a CustomResourceDefinition says of its objects.
 //! - [`JsonPath`], [`PrinterColumn`]: values named by a path, columns of `kubectl get`.
 
 mod columns;
@@ -22,6 +23,7 @@ mod jsonpath;
 mod names;
 mod patch;
 mod resources;
+mod schema;
 mod selector;
 mod status;
 
@@ -37,6 +39,7 @@ pub use resources::{
     default_pod_resources, effective_requests, is_extended_resource, read_quantity, validate_pod_resources,
     validate_resource_requirements,
 };
+pub use schema::Schema;
 pub use selector::{FieldRequirement, FieldSelector, Labels, NodeSelector, Operator, Requirement, Selector};
 pub use status::{ResourceName, Status};
 
