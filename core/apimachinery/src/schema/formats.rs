@@ -1,6 +1,6 @@
 //! The string formats that are checked. A format that is not listed is documentation, and accepts everything.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// Whether a text has the format.
 pub(super) fn accepts(format: &str, text: &str) -> bool {
