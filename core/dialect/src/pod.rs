@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_apimachinery::{FieldPath, effective_requests, is_extended_resource};
-use gantry_model::{ContainerKind, ContainerRequest, PodKey, Reason, Request, ResourceOrigin, Resources};
+use gantry_model::{ContainerKind, ContainerRequest, Group, PodKey, Reason, Request, ResourceOrigin, Resources};
 use serde_json::Value;
 
 use crate::GPU_RESOURCE;
@@ -77,8 +77,30 @@ pub fn parse(pod: &Value) -> Result<Request, Reason> {
         tolerations: tolerations(spec, &at_spec)?,
         node_name: text(spec, "nodeName", &at_spec)?.filter(|name| !name.is_empty()).map(Into::into),
         gates: gates.map(Into::into).collect(),
+        group: group(metadata, &at_metadata)?,
         origins,
     })
+}
+
+/// The annotations that name a pod's group, newest first; Volcano reads both.
+const GROUP_NAME: [&str; 2] = ["scheduling.volcano.sh/group-name", "scheduling.k8s.io/group-name"];
+/// How many pods of the group must have a place before any starts; 1 if absent, as in Volcano.
+const GROUP_MINIMUM: &str = "scheduling.volcano.sh/group-min-member";
+
+/// The group of pods that the pod is placed with.
+fn group(metadata: &Value, at_metadata: &FieldPath) -> Result<Option<Group>, Reason> {
+    let Some(annotations) = object(metadata, "annotations", at_metadata)? else { return Ok(None) };
+    let annotation = |key: &str| annotations.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let Some(name) = GROUP_NAME.into_iter().find_map(annotation) else { return Ok(None) };
+    let namespace = text(metadata, "namespace", at_metadata)?.unwrap_or("default");
+    let min_members = match annotation(GROUP_MINIMUM) {
+        None => 1,
+        Some(text) => text.parse().map_err(|_| {
+            let field = at_metadata.child("annotations").key(GROUP_MINIMUM);
+            invalid(&field, &Value::from(text), "must be a whole number of pods")
+        })?,
+    };
+    Ok(Some(Group { name: format!("{namespace}/{name}").into(), min_members }))
 }
 
 fn container(

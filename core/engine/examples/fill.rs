@@ -70,6 +70,7 @@ fn pod(number: usize) -> Request {
         tolerations: Vec::new(),
         node_name: None,
         gates: Vec::new(),
+        group: None,
         origins: BTreeMap::new(),
     }
 }

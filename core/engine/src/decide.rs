@@ -27,11 +27,34 @@ impl State {
             self.enqueue(id);
         }
         let mut decisions = Vec::new();
+        self.forget_shortfalls();
+        let mut blocked = loop {
+            let (blocked, proposed) = self.round(&mut decisions);
+            // A group that gave back what it was proposed leaves it to the others: they get another turn.
+            if self.settle(proposed, &mut decisions) {
+                break blocked;
+            }
+        };
+        let waits_for_group = |shape: &ShapeId| self.shortfall_of(*shape).is_some();
+        blocked.extend(self.active.iter().copied().filter(waits_for_group));
+        self.retell = None;
+        for shape in blocked {
+            self.tell(shape, now, &mut decisions);
+        }
+        self.trim_log();
+        decisions
+    }
+
+    /// Gives every pod that may have one a place: held at once, but for pods of a group, which are only proposed.
+    /// Also gives the shapes that fit nowhere.
+    fn round(&mut self, decisions: &mut Vec<Decision>) -> (BTreeSet<ShapeId>, Vec<(PodId, Assignment)>) {
         let mut turns = BinaryHeap::new();
         for shape in self.active.iter().copied().collect::<Vec<_>>() {
-            self.push_turn(&mut turns, shape);
+            if self.shortfall_of(shape).is_none() {
+                self.push_turn(&mut turns, shape);
+            }
         }
-        let mut blocked = BTreeSet::new();
+        let (mut blocked, mut proposed) = (BTreeSet::new(), Vec::new());
         while let Some(Reverse((key, shape))) = turns.pop() {
             let Some(node) = self.best_node(shape) else {
                 blocked.insert(shape);
@@ -39,17 +62,21 @@ impl State {
             };
             let (_, _, _, pod) = key;
             if let Some(assignment) = self.propose(pod, node) {
-                self.pod_mut(pod).phase = Phase::Held;
-                decisions.push(Decision::Bind { pod: self.pod(pod).request.pod.clone(), assignment });
+                if self.pod(pod).request.group.is_some() {
+                    proposed.push((pod, assignment));
+                } else {
+                    decisions.push(self.hold(pod, assignment));
+                }
             }
             self.push_turn(&mut turns, shape);
         }
-        self.retell = None;
-        for shape in blocked {
-            self.tell(shape, now, &mut decisions);
-        }
-        self.trim_log();
-        decisions
+        (blocked, proposed)
+    }
+
+    /// Makes a proposal firm.
+    pub(crate) fn hold(&mut self, pod: PodId, assignment: Assignment) -> Decision {
+        self.pod_mut(pod).phase = Phase::Held;
+        Decision::Bind { pod: self.pod(pod).request.pod.clone(), assignment }
     }
 
     /// The node on which the shape fits best now, looking only at nodes that have changed since it was asked last.
@@ -180,7 +207,9 @@ impl State {
             }
             _ => {
                 let request = self.pod(first).request.clone();
-                let refusals = Arc::new(explain::refusals(&state.shape, &request, &self.ledger));
+                let mut refusals = explain::refusals(&state.shape, &request, &self.ledger);
+                self.add_gang_reason(&request, &mut refusals);
+                let refusals = Arc::new(refusals);
                 Told { refusals, at: now, seen: end }
             }
         };

@@ -16,6 +16,9 @@
 //! nodes that have changed since: a decision costs a few evaluations, however many nodes there are. A shape that fits nowhere
 //! is not tried again until something has become free or a node has changed.
 //!
+//! Pods of a group are proposed one by one and held all together, once their minimum has a place; otherwise each gives its place
+//! back within the same decision, so that no group holds a part of what it needs.
+//!
 //! Which GPUs of a node a pod gets is answered by [`DeviceSets`], which the node agent asks too.
 //!
 //! The same events give the same decisions: nothing here reads a clock, a random number, or the order of a hash map.
@@ -23,6 +26,7 @@
 mod decide;
 mod device_set;
 mod explain;
+mod gang;
 mod ledger;
 mod shape;
 mod state;

@@ -21,6 +21,8 @@ pub(crate) struct Shape {
     pub(crate) containers: Vec<(ContainerKind, u32)>,
     pub(crate) constraints: NodeConstraints,
     pub(crate) tolerations: Vec<Toleration>,
+    /// The group of its pods: groups are decided one by one.
+    pub(crate) group: Option<Arc<str>>,
 }
 
 impl Shape {
@@ -32,6 +34,7 @@ impl Shape {
             containers: with_gpus.map(|container| (container.kind, container.gpus)).collect(),
             constraints: request.constraints.clone(),
             tolerations: request.tolerations.clone(),
+            group: request.group.as_ref().map(|group| group.name.clone()),
         }
     }
 

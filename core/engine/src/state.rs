@@ -7,6 +7,7 @@ use std::sync::Arc;
 use gantry_model::{Assignment, GpuId, Health, Node, PodKey, Reason, Request};
 
 use crate::explain::{self, Explanation, Refusals};
+use crate::gang::Shortfall;
 use crate::ledger::{Ledger, NodeId, Place, PodId};
 use crate::shape::{Shape, ShapeState};
 
@@ -159,6 +160,12 @@ pub struct State {
     pub(crate) by_shape: HashMap<Arc<Shape>, ShapeId>,
     /// Shapes with waiting pods.
     pub(crate) active: BTreeSet<ShapeId>,
+    /// Members of each group, whatever their phase.
+    pub(crate) groups: BTreeMap<Arc<str>, BTreeSet<PodId>>,
+    /// Groups that could not be placed, until something changes that could help them.
+    pub(crate) shortfalls: BTreeMap<Arc<str>, Shortfall>,
+    /// Changes so far that can help a pod that waits: something freed, a node changed, a member joined.
+    pub(crate) news: u64,
     /// Pods whose next attempt is later.
     pub(crate) deferred: BTreeSet<(Millis, PodId)>,
     /// Changes of nodes; the first of them is number `log_start`.
@@ -212,6 +219,7 @@ impl State {
                 if let Some(id) = self.by_uid.remove(&uid) {
                     self.unqueue(id);
                     self.release(id);
+                    self.leave_group(id);
                     self.pods[id] = None;
                     self.vacant.push(id);
                 }
@@ -271,7 +279,9 @@ impl State {
             Phase::Waiting => {
                 let message = pod.bind_error.clone().filter(|_| pod.not_before.is_some());
                 explanation.reason = message.map(|message| Reason::BindFailed { message });
-                explanation.refusals = Some(explain::refusals(&Shape::of(request), request, &self.ledger));
+                let mut refusals = explain::refusals(&Shape::of(request), request, &self.ledger);
+                self.add_gang_reason(request, &mut refusals);
+                explanation.refusals = Some(refusals);
                 let key = queue_key(id, pod);
                 let mut ahead: Vec<_> = self
                     .active
@@ -314,6 +324,7 @@ impl State {
             .map(|pod| (*pod, self.pod(*pod).place.as_ref().and_then(|place| place.assignment.clone())))
             .collect();
         self.ledger.set_node(node, id, &places);
+        self.news += 1;
         self.log.push((id, Change::Node));
     }
 
@@ -338,6 +349,7 @@ impl State {
         });
         self.pods[id] = Some(pod);
         self.by_uid.insert(uid, id);
+        self.join_group(id);
         id
     }
 
@@ -352,10 +364,12 @@ impl State {
                     return;
                 }
                 self.unqueue(id);
+                self.leave_group(id);
                 let pod = self.pod_mut(id);
                 pod.request = Arc::new(request);
                 pod.phase = phase;
                 pod.not_before = None;
+                self.join_group(id);
                 id
             }
         };
@@ -483,6 +497,7 @@ impl State {
         let Some(place) = pod.place.take() else { return };
         let request = pod.request.clone();
         self.ledger.vacate(id, &request, &place);
+        self.news += 1;
         self.log.push((place.node, Change::Freed));
     }
 

@@ -23,7 +23,7 @@ pub use device::{Fault, FaultKind, Gpu, GpuId, Health, InvalidGpuId};
 pub use node::Node;
 pub use reason::{Advice, Entry, Reason, catalogue};
 pub use request::{
-    Assignment, ContainerKind, ContainerRequest, PodKey, Request, ResourceOrigin, SharingVocabulary,
+    Assignment, ContainerKind, ContainerRequest, Group, PodKey, Request, ResourceOrigin, SharingVocabulary,
 };
 pub use resources::Resources;
 pub use selector::{

@@ -189,6 +189,19 @@ coded! {
             /// What the API server said.
             message: String,
         }
+        "G1018" "gang-incomplete"
+        "The pods of a group are placed together or not at all, and not enough of them fit now."
+        "Ask for fewer pods in the group's minimum, or wait for GPUs; the other reasons tell what one more pod lacks."
+        GangIncomplete {
+            /// The group.
+            group: Arc<str>,
+            /// Pods that must have a place.
+            min_members: u32,
+            /// Pods that exist.
+            members: u32,
+            /// Pods that have a place, or would have one now.
+            placed: u32,
+        }
         "G2001" "limit-missing"
         "An extended resource is requested without a limit."
         "Write the resource under `limits`; the request defaults to the limit."
@@ -375,6 +388,13 @@ impl Reason {
                 format!("waits for its scheduling gates: {}", gates.join(", "))
             }
             Self::BindFailed { message } => format!("binding failed and will be tried again: {message}"),
+            Self::GangIncomplete { group, min_members, members, placed } => {
+                if members < min_members {
+                    format!("group {group} needs {min_members} pods together, and {members} exist")
+                } else {
+                    format!("group {group} needs {min_members} pods together, and {placed} fit now")
+                }
+            }
             Self::LimitMissing { field, resource } => format!(
                 "{field}.limits[{resource}]: required: an extended resource needs a limit, and its request defaults to it"
             ),

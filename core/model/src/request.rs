@@ -69,6 +69,15 @@ pub struct ResourceOrigin {
     pub vocabulary: Option<SharingVocabulary>,
 }
 
+/// Pods that are placed together or not at all.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// The group's namespace and name, separated by `/`.
+    pub name: Arc<str>,
+    /// Pods of the group that must have a place before any is bound.
+    pub min_members: u32,
+}
+
 /// What a pod asks for, whatever vocabulary it was written in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
@@ -94,6 +103,8 @@ pub struct Request {
     pub node_name: Option<Arc<str>>,
     /// Names of gates that still keep it from being scheduled.
     pub gates: Vec<Arc<str>>,
+    /// The group that it belongs to, if any.
+    pub group: Option<Group>,
     /// Where the pod names each extended resource of `total`.
     pub origins: BTreeMap<Arc<str>, ResourceOrigin>,
 }

@@ -82,6 +82,7 @@ pub(crate) fn containers(name: &str, list: &[(&str, ContainerKind, u32)]) -> Req
         tolerations: Vec::new(),
         node_name: None,
         gates: Vec::new(),
+        group: None,
         origins: BTreeMap::new(),
     }
 }

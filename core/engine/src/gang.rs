@@ -1,0 +1,133 @@
+//! Groups of pods that are placed together or not at all.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use gantry_model::{Assignment, Group, Reason, Request};
+
+use crate::explain::{Refusal, Refusals};
+use crate::ledger::PodId;
+use crate::state::{Decision, Phase, ShapeId, State};
+
+/// How far a group came when it was tried last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shortfall {
+    /// Members that had a place, or would have had one.
+    placed: u32,
+    /// [`State::news`] at that time: without news the outcome is the same.
+    news: u64,
+}
+
+impl State {
+    pub(crate) fn join_group(&mut self, id: PodId) {
+        if let Some(Group { name, .. }) = self.pod(id).request.group.clone() {
+            self.groups.entry(name).or_default().insert(id);
+            self.news += 1;
+        }
+    }
+
+    pub(crate) fn leave_group(&mut self, id: PodId) {
+        let Some(Group { name, .. }) = self.pod(id).request.group.clone() else { return };
+        if let Some(members) = self.groups.get_mut(&name) {
+            members.remove(&id);
+            if members.is_empty() {
+                self.groups.remove(&name);
+                self.shortfalls.remove(&name);
+            }
+        }
+    }
+
+    /// Lets groups be tried again for which something has changed.
+    pub(crate) fn forget_shortfalls(&mut self) {
+        let news = self.news;
+        self.shortfalls.retain(|_, shortfall| shortfall.news == news);
+        // Trying a group of which not all that must exist do would be in vain.
+        let short: Vec<_> = self
+            .groups
+            .keys()
+            .filter(|name| !self.shortfalls.contains_key(*name))
+            .map(|name| (name.clone(), self.standing(name)))
+            .filter(|(_, standing)| standing.members < standing.min_members)
+            .collect();
+        for (name, standing) in short {
+            self.shortfalls.insert(name, Shortfall { placed: standing.placed, news });
+        }
+    }
+
+    /// Why the shape's pods are not to be tried now, if they are of a group that came too short.
+    pub(crate) fn shortfall_of(&self, shape: ShapeId) -> Option<Shortfall> {
+        let group = self.shapes[shape].as_ref()?.shape.group.as_ref()?;
+        self.shortfalls.get(group).copied()
+    }
+
+    /// Holds the proposals of complete groups and takes back the others. Whether there was nothing to take back.
+    pub(crate) fn settle(
+        &mut self,
+        proposed: Vec<(PodId, Assignment)>,
+        decisions: &mut Vec<Decision>,
+    ) -> bool {
+        let mut by_group: BTreeMap<Arc<str>, Vec<(PodId, Assignment)>> = BTreeMap::new();
+        for (pod, assignment) in proposed {
+            if let Some(group) = &self.pod(pod).request.group {
+                by_group.entry(group.name.clone()).or_default().push((pod, assignment));
+            }
+        }
+        let mut settled = true;
+        for (name, pods) in by_group {
+            let standing = self.standing(&name);
+            if standing.placed >= standing.min_members {
+                for (pod, assignment) in pods {
+                    decisions.push(self.hold(pod, assignment));
+                }
+                continue;
+            }
+            settled = false;
+            let news = self.news;
+            for (pod, _) in pods {
+                self.release(pod);
+                self.pod_mut(pod).phase = Phase::Waiting;
+                self.enqueue(pod);
+            }
+            // What was taken and given back within a decision is no news to anybody.
+            self.news = news;
+            self.shortfalls.insert(name, Shortfall { placed: standing.placed, news });
+        }
+        settled
+    }
+
+    /// Puts the group's standing before the reasons of one of its pods.
+    pub(crate) fn add_gang_reason(&self, request: &Request, refusals: &mut Refusals) {
+        let Some(Group { name, .. }) = &request.group else { return };
+        let standing = self.standing(name);
+        let placed = self.shortfalls.get(name).map_or(standing.placed, |shortfall| shortfall.placed);
+        if placed >= standing.min_members {
+            return;
+        }
+        let Standing { members, min_members, .. } = standing;
+        let reason = Reason::GangIncomplete { group: name.clone(), min_members, members, placed };
+        refusals.list.insert(0, Refusal { reason, nodes: 0 });
+        // A change of one pod does not help a group.
+        refusals.nearest = None;
+    }
+
+    fn standing(&self, group: &str) -> Standing {
+        let mut standing = Standing::default();
+        for id in self.groups.get(group).into_iter().flatten() {
+            let pod = self.pod(*id);
+            standing.members += 1;
+            standing.placed += u32::from(pod.phase >= Phase::Proposed);
+            let least = pod.request.group.as_ref().map_or(0, |group| group.min_members);
+            standing.min_members = standing.min_members.max(least);
+        }
+        standing
+    }
+}
+
+/// A group in numbers.
+#[derive(Debug, Default, Clone, Copy)]
+struct Standing {
+    members: u32,
+    /// Members with a place, proposed ones included.
+    placed: u32,
+    min_members: u32,
+}
