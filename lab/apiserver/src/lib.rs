@@ -33,6 +33,8 @@ mod status;
 mod store;
 mod user;
 mod verbs;
+#[allow(dead_code, reason = "the verbs do not call it yet")]
+mod webhook;
 
 pub use error::Error;
 pub use gantry_apimachinery::{ResourceName, Status};
@@ -43,3 +45,4 @@ pub use remote::{
 };
 pub use server::{ApiServer, Options};
 pub use user::User;
+pub use webhook::WebhookServices;
