@@ -23,6 +23,7 @@ mod hooks;
 mod http;
 mod json;
 mod listen;
+mod openapi;
 pub mod pki;
 mod printers;
 mod registry;

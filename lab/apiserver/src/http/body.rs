@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::Value;
 use tower::BoxError;
 
+use super::duplicates;
 use super::negotiate::Encoding;
 use crate::Status;
 use crate::store::to_bytes;
@@ -21,10 +22,6 @@ pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 /// Requests above this size are refused, as kube-apiserver does.
 pub(crate) const MAX_BODY: usize = 3 << 20;
-
-pub(crate) fn empty() -> Body {
-    full(Bytes::new())
-}
 
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
@@ -59,18 +56,35 @@ pub(crate) fn content_type(headers: &HeaderMap) -> &str {
 /// What kube-apiserver reads.
 const ACCEPTED: &[&str] = &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"];
 
+/// A request's object, and the fields that occur more than once in its text.
+pub(crate) struct Decoded {
+    pub(crate) object: Value,
+    pub(crate) duplicates: Vec<String>,
+}
+
 /// Decodes one object. An absent content type means JSON.
-pub(crate) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<Value, Status> {
-    match content_type(headers) {
-        "" | "application/json" => parse_json(bytes),
-        "application/yaml" => parse_yaml(bytes),
-        _ => Err(Status::unsupported_media_type(ACCEPTED)),
-    }
+pub(crate) fn decode(headers: &HeaderMap, bytes: &[u8]) -> Result<Decoded, Status> {
+    let object = match content_type(headers) {
+        "" | "application/json" => {
+            let (object, duplicates) = duplicates::parse(bytes).map_err(|e| not_json(&e))?;
+            return Ok(Decoded { object, duplicates });
+        }
+        "application/yaml" => parse_yaml(bytes)?,
+        "application/vnd.kubernetes.protobuf" => {
+            let types = gantry_kubetypes::Types::builtin();
+            gantry_kubetypes::decode(types, bytes).map_err(|e| Status::bad_request(e.to_string()))?
+        }
+        _ => return Err(Status::unsupported_media_type(ACCEPTED)),
+    };
+    Ok(Decoded { object, duplicates: Vec::new() })
+}
+
+fn not_json(error: &serde_json::Error) -> Status {
+    Status::bad_request(format!("the request body is not valid JSON: {error}"))
 }
 
 pub(crate) fn parse_json(bytes: &[u8]) -> Result<Value, Status> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| Status::bad_request(format!("the request body is not valid JSON: {e}")))
+    serde_json::from_slice(bytes).map_err(|e| not_json(&e))
 }
 
 pub(crate) fn parse_yaml(bytes: &[u8]) -> Result<Value, Status> {

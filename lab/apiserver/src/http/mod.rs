@@ -1,6 +1,7 @@
 //! HTTP: what a request means, how its body is read and how the answer is written.
 
 mod body;
+mod duplicates;
 mod negotiate;
 mod path;
 mod query;
@@ -8,7 +9,7 @@ mod service;
 
 pub use body::Body;
 pub(crate) use body::{
-    collect, content_type, decode, encoded, full, json_response, parse_json, parse_yaml, response,
+    Decoded, collect, content_type, decode, encoded, full, json_response, parse_json, parse_yaml, response,
     status_response, stream,
 };
 pub(crate) use negotiate::{Accept, Encoding, IncludeObject, Shape};

@@ -20,7 +20,7 @@ use crate::server::{ApiServer, Inner};
 use crate::store::to_bytes;
 use crate::user::User;
 use crate::verbs::{self, Part};
-use crate::{Status, discovery};
+use crate::{Status, discovery, openapi};
 use serde_json::json;
 
 /// The server as a `tower::Service`; cheap to clone, always ready.
@@ -187,6 +187,8 @@ fn about_server(
         RequestPath::Groups => Ok(discovery::groups(served, &accept)),
         RequestPath::Group(group) => discovery::group(served, group),
         RequestPath::GroupVersion(group, version) => discovery::resources(served, group, version),
+        RequestPath::OpenApiIndex => Ok(openapi::index(served)),
+        RequestPath::OpenApi(group, version) => openapi::group_version(served, group, version),
         RequestPath::Root => {
             let paths = ["/api", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"];
             Ok(json_response(200, to_bytes(&json!({"paths": paths}))))
@@ -240,7 +242,7 @@ async fn resource_request(call: &Call, parts: Parts, body: Body) -> Result<Respo
     match (verb, resource.behaviour) {
         ("create", Behaviour::Binding) => {
             let bytes = collect(body).await?;
-            let binding = super::decode(&call.headers, &bytes)?;
+            let binding = super::decode(&call.headers, &bytes)?.object;
             verbs::bind(call, crate::json::text(&binding["metadata"]["name"]), &bytes).await
         }
         ("create", Behaviour::Stored) => verbs::create(call, &collect(body).await?).await,

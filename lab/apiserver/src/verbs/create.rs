@@ -5,8 +5,8 @@ use std::sync::Arc;
 use http::Response;
 use serde_json::Value;
 
-use super::{meta, view, write};
-use crate::http::{Body, Call, decode};
+use super::{fields, meta, view, write};
+use crate::http::{Body, Call, Decoded, decode};
 use crate::json::{map_at, text};
 use crate::store::{CommitError, Object};
 use crate::{Status, admission};
@@ -15,13 +15,18 @@ use crate::{Status, admission};
 const NAME_DRAWS: usize = 8;
 
 pub(crate) async fn create(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let object = decode(&call.headers, bytes)?;
-    let created = create_object(call, object).await?;
+    let Decoded { object, duplicates } = decode(&call.headers, bytes)?;
+    let created = create_object(call, object, &duplicates).await?;
     view::respond(call, 201, &created)
 }
 
 /// Creates an object given in the version of the request.
-pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<Object>, Status> {
+/// `duplicates` are fields that occurred again in its text.
+pub(crate) async fn create_object(
+    call: &Call,
+    mut object: Value,
+    duplicates: &[String],
+) -> Result<Arc<Object>, Status> {
     meta::check_type(call, &mut object)?;
     if call.resource.namespaced && call.path.namespace.is_empty() {
         return Err(Status::bad_request("an empty namespace may not be set during creation"));
@@ -30,6 +35,7 @@ pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<
     let (clock, ids) = (&call.server.options.clock, &call.server.options.ids);
     meta::prepare_new(&mut object, clock, ids)?;
     let resource = &call.resource;
+    let errors = fields::check(call, &mut object, duplicates)?;
     resource.to_storage(&mut object);
     if resource.has_status() && !resource.hooks.keeps_status {
         map_at(&mut object, &[]).remove("status");
@@ -43,7 +49,7 @@ pub(crate) async fn create_object(call: &Call, mut object: Value) -> Result<Arc<
         let generated = meta::generate_name(&mut attempt, ids);
         let name = text(&attempt["metadata"]["name"]).to_owned();
         meta::check_namespace_accepts(call, &name)?;
-        let mut attempt = write::admit(call, attempt, None, Vec::new()).await?;
+        let mut attempt = write::admit(call, attempt, None, errors.clone()).await?;
         let _allocations = admission::allocate(&call.server, resource, &mut attempt)?;
         if call.dry_run() {
             return dry_run(call, &name, attempt);

@@ -3,6 +3,7 @@
 mod connect;
 mod create;
 mod delete;
+mod fields;
 mod filter;
 mod list;
 mod meta;
@@ -57,7 +58,7 @@ pub(crate) fn bootstrap(server: &Arc<Inner>, object: Value) -> Result<(), Error>
     }
     let what = format!("{} {name}", resource.kind);
     let call = Call::internal(server, resource, namespace, "");
-    let created = create::create_object(&call, object)
+    let created = create::create_object(&call, object, &[])
         .now_or_never()
         .expect("invariant: only webhooks make a creation wait, and internal calls skip them");
     created.map(|_| ()).map_err(|status| Error::Bootstrap { what, status })

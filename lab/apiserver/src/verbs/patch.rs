@@ -1,6 +1,9 @@
 //! PATCH in its four forms.
 
-use gantry_apimachinery::{Error, FieldError, FieldPath, ResourceName, json_patch, merge_patch};
+use gantry_apimachinery::{
+    Error, FieldError, FieldPath, ResourceName, json_patch, merge_patch, strategic_merge_patch,
+};
+use gantry_kubetypes::Types;
 use http::Response;
 use serde_json::Value;
 
@@ -20,6 +23,7 @@ const APPLY: &str = "application/apply-patch+yaml";
 enum Form {
     Json,
     Merge,
+    Strategic,
     Apply,
 }
 
@@ -31,12 +35,12 @@ pub(crate) struct Patch {
 
 pub(crate) async fn patch(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
     let patch = Patch::of(call, bytes)?;
-    let updated = modify(call, Part::Main, |current| patch.apply(call, current)).await;
+    let updated = modify(call, Part::Main, &[], |current| patch.apply(call, current)).await;
     match updated {
         Err(status) if status.code == 404 && patch.form == Form::Apply => {
             let mut object = patch.body;
             map_at(&mut object, &["metadata"]).insert("name".into(), call.path.name.as_str().into());
-            let created = create_object(call, object).await?;
+            let created = create_object(call, object, &[]).await?;
             view::respond(call, 201, &created)
         }
         updated => view::respond(call, 200, &*updated?),
@@ -49,6 +53,7 @@ impl Patch {
             JSON => Form::Json,
             MERGE => Form::Merge,
             // Custom resources have no Go types from which merge keys could be known.
+            STRATEGIC if call.resource.custom.is_none() => Form::Strategic,
             APPLY => Form::Apply,
             _ if call.resource.custom.is_some() => {
                 return Err(Status::unsupported_media_type(&[JSON, MERGE, APPLY]));
@@ -64,18 +69,22 @@ impl Patch {
 
     /// The patched object, in the version of the request.
     pub(crate) fn apply(&self, call: &Call, current: &Value) -> Result<Value, Status> {
-        self.apply_as(current)
+        let resource = &call.resource;
+        self.apply_as(builtin_type(&resource.group, &resource.version, &resource.kind), current)
     }
 
-    pub(crate) fn apply_to_scale(&self, call: &Call, scale: &Value) -> Result<Value, Status> {
-        self.apply_as(scale)
+    pub(crate) fn apply_to_scale(&self, scale: &Value) -> Result<Value, Status> {
+        self.apply_as(builtin_type("autoscaling", "v1", "Scale"), scale)
     }
 
-    fn apply_as(&self, current: &Value) -> Result<Value, Status> {
-        let patched = match self.form {
-            Form::Json => json_patch(current, &self.body),
-            Form::Merge => merge_patch(current, &self.body),
-            Form::Apply => merge_patch(current, &self.body),
+    /// `type_name` is `None` for custom resources.
+    fn apply_as(&self, type_name: Option<&str>, current: &Value) -> Result<Value, Status> {
+        let patched = match (self.form, type_name) {
+            (Form::Json, _) => json_patch(current, &self.body),
+            (Form::Strategic | Form::Apply, Some(name)) => {
+                strategic_merge_patch(Types::builtin(), name, current, &self.body)
+            }
+            (Form::Merge | Form::Strategic | Form::Apply, _) => merge_patch(current, &self.body),
         };
         patched.map_err(|error| match error {
             Error::MalformedPatch { .. } => Status::bad_request(error.to_string()),
@@ -120,4 +129,10 @@ fn check_apply(call: &Call, body: &Value) -> Result<(), Status> {
         )));
     }
     Ok(())
+}
+
+/// The name of a built-in kind's type.
+fn builtin_type(group: &str, version: &str, kind: &str) -> Option<&'static str> {
+    let types = Types::builtin();
+    types.kind(group, version, kind).map(|kind| types.type_of(kind.type_id).name.as_str())
 }

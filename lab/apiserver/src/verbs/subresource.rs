@@ -10,7 +10,7 @@ use super::patch::Patch;
 use super::update::{Part, modify};
 use super::{get, meta, view};
 use crate::Status;
-use crate::http::{Body, Call, decode, json_response};
+use crate::http::{Body, Call, Decoded, decode, json_response};
 use crate::json::{items, map_at, set, text};
 use crate::registry::ScalePaths;
 use crate::store::{Object, ObjectKey, to_bytes};
@@ -26,13 +26,13 @@ pub(crate) async fn part(
         "get" => return get(call),
         "patch" => {
             let patch = Patch::of(call, bytes)?;
-            modify(call, part, |current| patch.apply(call, current)).await?
+            modify(call, part, &[], |current| patch.apply(call, current)).await?
         }
         _ => {
-            let mut object = decode(&call.headers, bytes)?;
+            let Decoded { mut object, duplicates } = decode(&call.headers, bytes)?;
             meta::check_type(call, &mut object)?;
             meta::check_namespace(call, &mut object)?;
-            modify(call, part, |_| Ok(object.clone())).await?
+            modify(call, part, &duplicates, |_| Ok(object.clone())).await?
         }
     };
     view::respond(call, 200, &updated)
@@ -53,10 +53,10 @@ pub(crate) async fn scale(
         }
         "patch" => {
             let patch = Patch::of(call, bytes)?;
-            rescale(call, paths, |scale| patch.apply_to_scale(call, scale)).await?
+            rescale(call, paths, |scale| patch.apply_to_scale(scale)).await?
         }
         _ => {
-            let mut scale = decode(&call.headers, bytes)?;
+            let mut scale = decode(&call.headers, bytes)?.object;
             meta::check_type_is(&mut scale, "autoscaling/v1", "Scale")?;
             rescale(call, paths, |_| Ok(scale.clone())).await?
         }
@@ -71,7 +71,7 @@ async fn rescale(
     paths: &ScalePaths,
     change: impl Fn(&Value) -> Result<Value, Status>,
 ) -> Result<Arc<Object>, Status> {
-    modify(call, Part::Main, |current| {
+    modify(call, Part::Main, &[], |current| {
         let scale = change(&scale_of(paths, current)?)?;
         let field = FieldPath::new("spec.replicas");
         let replicas = match &scale["spec"]["replicas"] {
@@ -139,7 +139,7 @@ fn split(path: &str) -> Vec<&str> {
 
 /// `pods/NAME/binding`: the one way in which a pod gets its node.
 pub(crate) async fn bind(call: &Call, pod: &str, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let mut binding = decode(&call.headers, bytes)?;
+    let mut binding = decode(&call.headers, bytes)?.object;
     meta::check_type_is(&mut binding, "v1", "Binding")?;
     let named = text(&binding["metadata"]["name"]);
     if !named.is_empty() && named != pod {
@@ -157,7 +157,7 @@ pub(crate) async fn bind(call: &Call, pod: &str, bytes: &[u8]) -> Result<Respons
     let conflict =
         |why: &str| Status::conflict(ResourceName { group: "", resource: "pods/binding", name: pod }, why);
     let now = meta::now(&call.server.options.clock);
-    modify(call, Part::Everything, |current| {
+    modify(call, Part::Everything, &[], |current| {
         let uid = text(&binding["metadata"]["uid"]);
         if !uid.is_empty() && uid != text(&current["metadata"]["uid"]) {
             return Err(conflict(&format!(
@@ -208,7 +208,7 @@ fn set_condition(object: &mut Value, condition: Value) {
 
 /// `pods/NAME/eviction`: a deletion that disruption budgets may refuse.
 pub(crate) async fn evict(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let mut eviction = decode(&call.headers, bytes)?;
+    let mut eviction = decode(&call.headers, bytes)?.object;
     let version = text(&eviction["apiVersion"]).to_owned();
     let expected = if version == "policy/v1beta1" { "policy/v1beta1" } else { "policy/v1" };
     meta::check_type_is(&mut eviction, expected, "Eviction")?;
@@ -226,7 +226,7 @@ pub(crate) async fn evict(call: &Call, bytes: &[u8]) -> Result<Response<Body>, S
             "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
             "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": now,
         });
-        modify(call, Part::Everything, |current| {
+        modify(call, Part::Everything, &[], |current| {
             let mut new = current.clone();
             set_condition(&mut new, condition.clone());
             Ok(new)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use http::Response;
 use serde_json::Value;
 
-use super::{meta, view, write};
-use crate::http::{Body, Call, decode};
+use super::{fields, meta, view, write};
+use crate::http::{Body, Call, Decoded, decode};
 use crate::json::{map_at, text};
 use crate::store::{CommitError, Object, ObjectKey};
 use crate::{Status, admission};
@@ -28,7 +28,7 @@ pub(crate) enum Part {
 }
 
 pub(crate) async fn update(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let mut object = decode(&call.headers, bytes)?;
+    let Decoded { mut object, duplicates } = decode(&call.headers, bytes)?;
     meta::check_type(call, &mut object)?;
     let name = text(&object["metadata"]["name"]);
     if !name.is_empty() && name != call.path.name {
@@ -38,15 +38,17 @@ pub(crate) async fn update(call: &Call, bytes: &[u8]) -> Result<Response<Body>, 
         )));
     }
     meta::check_namespace(call, &mut object)?;
-    let updated = modify(call, Part::Main, |_| Ok(object.clone())).await?;
+    let updated = modify(call, Part::Main, &duplicates, |_| Ok(object.clone())).await?;
     view::respond(call, 200, &updated)
 }
 
 /// Reads the object, lets `change` compute the new state in the version of the request, and writes it.
+/// `duplicates` are fields that occurred again in the request's text.
 /// A write that names no revision is tried again if somebody else was faster.
 pub(crate) async fn modify(
     call: &Call,
     part: Part,
+    duplicates: &[String],
     change: impl Fn(&Value) -> Result<Value, Status>,
 ) -> Result<Arc<Object>, Status> {
     let resource = &call.resource;
@@ -58,12 +60,14 @@ pub(crate) async fn modify(
         resource.from_storage(&mut current);
         let mut new = change(&current)?;
         check_identity(call, &mut new, &old)?;
+        let errors =
+            if part == Part::Everything { Vec::new() } else { fields::check(call, &mut new, duplicates)? };
         resource.to_storage(&mut new);
         let new = merge_part(call, part, new, &old.value);
         let mut new = match part {
             Part::Everything | Part::Finalize => new,
             Part::Status => write::admit_status(call, new, &old.value)?,
-            Part::Main => write::admit(call, new, Some(&old.value), Vec::new()).await?,
+            Part::Main => write::admit(call, new, Some(&old.value), errors).await?,
         };
         let _allocations = admission::allocate(&call.server, resource, &mut new)?;
         if meta::same(&new, &old.value) && !is_finished(&new) {
