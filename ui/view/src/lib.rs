@@ -12,10 +12,10 @@ mod error;
 mod gpus;
 mod snapshot;
 mod summary;
-//mod why;
+mod why;
 
 pub use error::Error;
 pub use gpus::{GpuView, OwnerView};
 pub use snapshot::Snapshot;
 pub use summary::Summary;
-//pub use why::{NodeVerdict, Why};
+pub use why::{ReasonView, Why};

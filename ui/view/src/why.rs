@@ -1,0 +1,261 @@
+//! Why a pod is where it is, or what it waits for.
+
+use std::collections::BTreeMap;
+
+use gantry_api::{ASSIGNMENT_ANNOTATION, decode_assignment};
+use gantry_dialect::{advice, parse, parse_node};
+use gantry_engine::{Event, Explanation, Millis, Phase, State};
+use gantry_model::{Entry, Reason};
+use k8s_openapi::api::core::v1::Pod;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::snapshot::{is_active, phase};
+use crate::{Error, Snapshot};
+
+/// Where a pod stands and why.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Why {
+    /// Namespace and name, separated by `/`.
+    pub pod: String,
+    /// One sentence.
+    pub verdict: String,
+    /// The node, once it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Its GPUs by container.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpus: BTreeMap<String, Vec<String>>,
+    /// What keeps it from starting.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reasons: Vec<ReasonView>,
+    /// The smallest change of the pod after which it would start now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nearest: Option<String>,
+    /// Pods with GPUs that wait as well and go first.
+    pub ahead: usize,
+    /// The first few of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub first_ahead: Vec<String>,
+    /// What its author should know although it was accepted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<ReasonView>,
+}
+
+/// A reason or an advice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReasonView {
+    /// The stable code.
+    pub code: &'static str,
+    /// Its name in words.
+    pub slug: &'static str,
+    /// What is the case, with the numbers.
+    pub message: String,
+    /// What to do about it.
+    pub action: &'static str,
+    /// The nodes that it holds for; 0 where it is not about nodes.
+    pub nodes: u32,
+}
+
+fn view(entry: &Entry, message: String, nodes: u32) -> ReasonView {
+    ReasonView { code: entry.code, slug: entry.slug, message, action: entry.action, nodes }
+}
+
+fn reason_view(reason: &Reason, nodes: u32) -> ReasonView {
+    view(reason.entry(), reason.message(), nodes)
+}
+
+impl Snapshot {
+    /// Explains a pod with the scheduler's own engine over what was listed: the answer does not depend on which scheduler runs.
+    ///
+    /// # Errors
+    /// Where there is no such pod.
+    pub fn why(&self, namespace: &str, name: &str) -> Result<Why, Error> {
+        let is_it = |pod: &&Pod| {
+            pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name)
+        };
+        let pod = self
+            .pods
+            .iter()
+            .find(is_it)
+            .ok_or_else(|| Error::NoPod { namespace: namespace.to_owned(), name: name.to_owned() })?;
+        let value = to_value(pod);
+        let mut why = Why { pod: format!("{namespace}/{name}"), ..Why::default() };
+        why.advice = advice(&value).iter().map(|advice| view(advice.entry(), advice.message(), 0)).collect();
+        if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+            placed(&mut why, pod, node);
+            return Ok(why);
+        }
+        if let Err(reason) = parse(&value) {
+            "cannot be scheduled as it is written".clone_into(&mut why.verdict);
+            why.reasons.push(reason_view(&reason, 0));
+            return Ok(why);
+        }
+        let mut state = self.state();
+        // Deciding is what tells whether it fits beside those that go first; nothing is written anywhere.
+        state.decide(Millis(0));
+        let explanation = pod.metadata.uid.as_deref().and_then(|uid| state.explain(uid));
+        match explanation {
+            Some(explanation) => explained(&mut why, &explanation),
+            None => "is not known to the engine".clone_into(&mut why.verdict),
+        }
+        Ok(why)
+    }
+
+    /// The engine's state as the listed objects give it. What cannot be read is left out: it holds nothing.
+    fn state(&self) -> State {
+        let mut state = State::new();
+        let reports: BTreeMap<&str, _> = self
+            .gpu_nodes
+            .iter()
+            .filter_map(|node| Some((node.metadata.name.as_deref()?, node.status.as_ref()?)))
+            .collect();
+        for node in &self.nodes {
+            let Ok(mut parsed) = parse_node(&to_value(node)) else { continue };
+            if let Some(Ok((gpus, topology))) =
+                reports.get(&*parsed.name).map(|status| status.to_model(&parsed.name))
+            {
+                (parsed.gpus, parsed.topology) = (gpus, topology);
+            }
+            state.apply(Event::NodeUpserted(parsed));
+        }
+        for pod in self.pods.iter().filter(|pod| is_active(pod)) {
+            let Ok(request) = parse(&to_value(pod)) else { continue };
+            let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION));
+            let assignment = annotation.and_then(|text| decode_assignment(text).ok());
+            state.apply(if request.node_name.is_some() {
+                Event::PodBound { request, assignment }
+            } else {
+                Event::PodPending(request)
+            });
+        }
+        state
+    }
+}
+
+/// Fills in a pod that has its node.
+fn placed(why: &mut Why, pod: &Pod, node: &str) {
+    why.node = Some(node.to_owned());
+    let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION));
+    if let Some(Ok(assignment)) = annotation.map(|text| decode_assignment(text)) {
+        let ids = |gpus: &Vec<gantry_model::GpuId>| gpus.iter().map(ToString::to_string).collect();
+        why.gpus = assignment.containers.iter().map(|(name, gpus)| (name.to_string(), ids(gpus))).collect();
+    }
+    let status = pod.status.clone().unwrap_or_default();
+    let waiting = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses)
+        .flatten()
+        .find_map(|container| Some((container, container.state.as_ref()?.waiting.as_ref()?)));
+    why.verdict = match (phase(pod), waiting) {
+        ("Pending", Some((container, state))) => format!(
+            "is placed on {node}, and container {} waits: {}",
+            container.name,
+            [state.reason.as_deref(), state.message.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ")
+        ),
+        ("Pending", None) => format!("is placed on {node}, and its containers have not started yet"),
+        ("Failed", _) => {
+            let told: Vec<&str> =
+                [status.reason.as_deref(), status.message.as_deref()].into_iter().flatten().collect();
+            if told.is_empty() { format!("failed on {node}") } else { format!("failed on {node}: {}", told.join(": ")) }
+        }
+        ("Succeeded", _) => format!("ended on {node}"),
+        (_, Some((container, state))) => format!(
+            "runs on {node}, and container {} waits: {}",
+            container.name,
+            state.reason.as_deref().unwrap_or("no reason given")
+        ),
+        (_, None) => format!("runs on {node}"),
+    };
+}
+
+/// Fills in a pod that has no node yet.
+fn explained(why: &mut Why, explanation: &Explanation) {
+    why.ahead = explanation.ahead;
+    why.first_ahead = explanation.first_ahead.iter().map(ToString::to_string).collect();
+    why.reasons.extend(explanation.reason.as_ref().map(|reason| reason_view(reason, 0)));
+    if let Some(refusals) = &explanation.refusals {
+        why.reasons.extend(refusals.list.iter().map(|refusal| reason_view(&refusal.reason, refusal.nodes)));
+        why.nearest = refusals.nearest.as_ref().map(|nearest| {
+            let changes: Vec<String> = nearest.changes.iter().map(ToString::to_string).collect();
+            format!("would start now on {} with {}", nearest.node, changes.join(" and "))
+        });
+    }
+    why.verdict = match (explanation.phase, &explanation.node) {
+        (Phase::Gated, _) => "waits for its scheduling gates".to_owned(),
+        (Phase::Waiting, _) => "waits: no node takes it now".to_owned(),
+        (_, Some(node)) => format!("fits on {node} now, and its scheduler has not bound it yet"),
+        (_, None) => "is being placed".to_owned(),
+    };
+}
+
+fn to_value(object: &impl Serialize) -> Value {
+    serde_json::to_value(object).expect("invariant: objects read from JSON can be written as JSON")
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use k8s_openapi::api::core::v1::Node;
+    use serde_json::json;
+
+    use super::*;
+
+    fn snapshot(pods: &[Value]) -> Snapshot {
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {"name": "n"},
+            "status": {
+                "allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110", "nvidia.com/gpu": "4"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }))
+        .unwrap();
+        let pods = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
+        Snapshot { nodes: vec![node], gpu_nodes: Vec::new(), pods }
+    }
+
+    fn pod(name: &str, gpus: u32) -> Value {
+        json!({
+            "metadata": {"name": name, "namespace": "d", "uid": name},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": gpus.to_string()}}}]},
+        })
+    }
+
+    #[test]
+    fn a_pod_that_asks_for_too_much_is_told_what_would_fit() {
+        let why = snapshot(&[pod("big", 6)]).why("d", "big").unwrap();
+        assert_eq!(why.verdict, "waits: no node takes it now");
+        assert_eq!(why.reasons[0].code, "G1001");
+        assert_eq!(why.nearest.as_deref(), Some("would start now on n with nvidia.com/gpu: 4"));
+    }
+
+    #[test]
+    fn a_pod_that_fits_waits_only_for_its_scheduler() {
+        let why = snapshot(&[pod("small", 1)]).why("d", "small").unwrap();
+        assert_eq!(why.verdict, "fits on n now, and its scheduler has not bound it yet");
+        assert!(why.reasons.is_empty());
+    }
+
+    #[test]
+    fn a_running_pod_is_told_its_node_and_devices() {
+        let mut pod = pod("running", 1);
+        pod["spec"]["nodeName"] = "n".into();
+        pod["status"] = json!({"phase": "Running"});
+        pod["metadata"]["annotations"] =
+            json!({ASSIGNMENT_ANNOTATION: r#"{"v":1,"node":"n","containers":{"c":["GPU-1"]}}"#});
+        let why = snapshot(&[pod]).why("d", "running").unwrap();
+        assert_eq!((why.verdict.as_str(), why.gpus["c"].as_slice()), ("runs on n", &["GPU-1".to_owned()][..]));
+    }
+
+    #[test]
+    fn a_pod_that_was_written_wrongly_is_told_the_field() {
+        let mut pod = pod("wrong", 1);
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "0.5".into();
+        let why = snapshot(&[pod]).why("d", "wrong").unwrap();
+        assert_eq!(why.reasons[0].code, "G2003");
+        assert!(matches!(snapshot(&[]).why("d", "x"), Err(Error::NoPod { .. })));
+    }
+}
