@@ -1,1 +1,41 @@
-//! Node agent: inventory, device plugin, identity, CDI writing, health.
+//! The node agent: it offers the node's GPUs to the kubelet, decides which GPU a container really gets, writes the CDI
+//! files that bring it there, and reports what it knows.
+//!
+//! ```text
+//!                 GpuBackend ──inventory, health events──▶ ┌───────────┐ ──CDI files──▶ /var/run/cdi
+//!   kubelet ◀──Register, ListAndWatch, Allocate, … (gRPC)──│   state   │ ──GpuNode, labels──▶ API server
+//!   runtime ──create_container(pod UID, granted ids)──────▶│  (ledger) │ ──checkpoint──▶ disk
+//!           ◀─────────────CDI device names─────────────────└───────────┘
+//! ```
+//!
+//! **Identity.** The kubelet tells a device plugin neither the pod nor the container. So with
+//! [`IdentityMode::Assignment`] the ids that the kubelet sees are *slots* (`slot-0` …), a permutation of the node's GPUs:
+//! when a container is created, the runtime says whose it is, and the agent puts the GPUs of the pod's
+//! assignment behind the granted slots. A slot is as healthy as the GPU behind it. With [`IdentityMode::Kubelet`] the ids
+//! are UUIDs, and what the kubelet picks is what the container gets.
+//!
+//! **Last line of defence.** A GPU that one pod owns is never given to another, whoever says so; the refusal names both.
+//!
+//! Everything that decides is in `state`, which does no I/O. The rest carries: `plugin` the gRPC service, `agent` the loop that
+//! keeps it registered, `report` the API objects, `cdi`, `checkpoint` and `watch` the file system.
+
+mod agent;
+mod cdi;
+mod checkpoint;
+mod error;
+mod handle;
+mod labels;
+mod log;
+mod plugin;
+mod report;
+mod socket;
+mod state;
+mod watch;
+
+pub use agent::{Agent, Options};
+pub use error::Error;
+pub use gantry_api::IdentityMode;
+pub use handle::{Adjustment, ContainerIdentity, Handle};
+pub use labels::feature_labels;
+pub use log::LogLine;
+pub use watch::FolderWatch;

@@ -1,0 +1,358 @@
+//! The agent's life: start, keep registered, follow health, end.
+
+use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
+use gantry_kit::{CancellationToken, SharedClock};
+use gantry_model::{Fault, FaultKind, Gpu, Health};
+use gantry_proto::deviceplugin::KUBELET_SOCKET;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::checkpoint::Restored;
+use crate::handle::Shared;
+use crate::log::Log;
+use crate::plugin::Plugin;
+use crate::report::Reporter;
+use crate::socket::{self, Server, SocketId};
+use crate::state::State;
+use crate::watch::FolderEvents;
+use crate::{Error, FolderWatch, Handle, IdentityMode, cdi, checkpoint};
+
+/// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Waits between attempts to register: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What was configured.
+#[derive(Clone)]
+pub struct Options {
+    /// The name of this node's `Node` object.
+    pub node_name: String,
+    /// The GPUs.
+    pub backend: Arc<dyn GpuBackend>,
+    /// Who decides which GPU a container gets.
+    pub identity: IdentityMode,
+    /// The resource that is offered, usually `nvidia.com/gpu`.
+    pub resource: String,
+    /// The kubelet's folder for device plugins, with its `kubelet.sock`; `<root-dir>/device-plugins`.
+    pub kubelet_dir: PathBuf,
+    /// Where CDI files go, usually `/var/run/cdi`.
+    pub cdi_dir: PathBuf,
+    /// Where the driver is installed, `/` if it is in the host's own file system.
+    pub driver_root: PathBuf,
+    /// Where the checkpoint goes. Must outlive the agent.
+    pub state_dir: PathBuf,
+    /// The API server; without, labels and `GpuNode` are not written.
+    pub client: Option<kube::Client>,
+    /// The time of log lines.
+    pub clock: SharedClock,
+    /// Shared by the agents of one process; without, the agent makes its own.
+    pub watch: Option<FolderWatch>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("node_name", &self.node_name)
+            .field("identity", &self.identity)
+            .field("resource", &self.resource)
+            .field("kubelet_dir", &self.kubelet_dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An agent that is ready to run.
+#[derive(Debug)]
+pub struct Agent {
+    options: Options,
+    driver: DriverInfo,
+    /// The plugin's file name in the kubelet's folder.
+    endpoint: String,
+    /// Whether owners have to be read from the API server, because no checkpoint told them.
+    adopt: bool,
+    shared: Arc<Shared>,
+}
+
+impl Agent {
+    /// Reads the checkpoint and the GPUs, and writes the CDI files. The handle works from now on.
+    ///
+    /// # Errors
+    /// Where the driver does not answer, or a folder cannot be used.
+    pub fn new(options: Options) -> Result<(Self, Handle), Error> {
+        let endpoint = socket::file_name(&options.resource)?;
+        socket::check_path(&options.kubelet_dir.join(&endpoint))?;
+        let log = Log::new(Arc::clone(&options.clock));
+        let driver = options.backend.driver()?;
+        let mut state = State::new(options.node_name.as_str().into(), options.identity);
+        let file = options.state_dir.join(&endpoint).with_extension("json");
+        let restored = checkpoint::restore(&file, &mut state)?;
+        if let Restored::SetAside(path, cause) = &restored {
+            tracing::warn!(node = options.node_name, path = %path.display(), cause, "unusable checkpoint set aside");
+            log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
+        }
+        state.refresh(options.backend.inventory()?);
+        let (gpus, healthy) = count(state.gpus());
+        log.write(format!(
+            "Starting on node {}: driver {}, {gpus} GPUs, {healthy} healthy",
+            options.node_name, driver.driver_version
+        ));
+        cdi::write(&options.cdi_dir, &options.driver_root, &driver, state.gpus())?;
+        let shared = Arc::new(Shared::new(state, file, log));
+        shared.publish(&shared.state());
+        let handle = Handle(Arc::clone(&shared));
+        let adopt = restored != Restored::Whole;
+        Ok((Self { options, driver, endpoint, adopt, shared }, handle))
+    }
+
+    /// Serves the kubelet until cancelled.
+    ///
+    /// # Errors
+    /// None at present: what can pass is tried again.
+    pub async fn run(self, cancel: CancellationToken) -> Result<(), Error> {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let subscription = self.options.backend.subscribe(Box::new(move |event| {
+            let _ = sender.send(event.clone());
+        }));
+        // Whatever happened between the inventory in `new` and the subscription.
+        self.refresh();
+        if let Some(client) = self.options.client.clone() {
+            let reporter = Reporter {
+                client,
+                shared: Arc::clone(&self.shared),
+                driver: self.driver.clone(),
+                machine: self.options.backend.machine(),
+                resource: self.options.resource.clone(),
+                adopt: self.adopt,
+            };
+            tokio::spawn(reporter.run(cancel.child_token()));
+        }
+        let watch = self.options.watch.clone().or_else(|| {
+            FolderWatch::new().inspect_err(|error| tracing::warn!(%error, "polling instead")).ok()
+        });
+        let mut folder: Option<FolderEvents> = None;
+        let mut link = Link::default();
+        loop {
+            // First watch, then look: what happens in between is seen.
+            if folder.is_none() {
+                folder = watch.as_ref().and_then(|watch| watch.folder(&self.options.kubelet_dir).ok());
+            }
+            self.reconcile(&mut link);
+            let event = tokio::select! {
+                () = cancel.cancelled() => Event::Cancelled,
+                Some(event) = events.recv() => Event::Health(event),
+                watched = next_change(folder.as_mut()) => Event::Folder { watched },
+                result = link.progress.next() => Event::Registration(result),
+            };
+            match event {
+                Event::Cancelled => break,
+                Event::Health(event) => self.health(&event),
+                Event::Folder { watched: true } => {}
+                Event::Folder { watched: false } => folder = None,
+                Event::Registration(None) => link.progress = Progress::Idle,
+                Event::Registration(Some(Ok(()))) => {
+                    link.progress = Progress::Done;
+                    link.delay = RETRY.0;
+                    self.log(format!(
+                        "Registered device plugin for '{}' with Kubelet",
+                        self.options.resource
+                    ));
+                    self.shared.registrations.send_modify(|count| *count += 1);
+                }
+                Event::Registration(Some(Err(error))) => {
+                    self.log(format!("Could not {error}; trying again"));
+                    link.wait();
+                }
+            }
+        }
+        drop(subscription);
+        let path = self.socket();
+        if link.server.is_some_and(|server| Some(server.id) == SocketId::at(&path)) {
+            // The kubelet then reports no device instead of waiting for a plugin that is gone.
+            let _ = std::fs::remove_file(path);
+        }
+        self.log("Stopped".to_owned());
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.options.kubelet_dir.join(&self.endpoint)
+    }
+
+    fn log(&self, text: String) {
+        tracing::info!(node = self.options.node_name, "{text}");
+        self.shared.log.write(text);
+    }
+
+    /// Serves and registers anew where the kubelet has a new socket, or ours is gone: a kubelet that starts empties the folder.
+    fn reconcile(&self, link: &mut Link) {
+        let path = self.socket();
+        let kubelet = SocketId::at(&self.options.kubelet_dir.join(KUBELET_SOCKET));
+        let served = link.server.as_ref().is_some_and(|server| Some(server.id) == SocketId::at(&path));
+        let same = kubelet == link.kubelet;
+        if kubelet.is_none() {
+            link.kubelet = None;
+            link.progress = Progress::Idle;
+            return;
+        }
+        if same && served && !matches!(link.progress, Progress::Idle) {
+            return;
+        }
+        if same && matches!(link.progress, Progress::Waiting(_)) {
+            return;
+        }
+        if self.shared.devices.borrow().is_empty() {
+            if !same {
+                self.log("No devices found. Waiting for one.".to_owned());
+                link.kubelet = kubelet;
+            }
+            return;
+        }
+        if !same {
+            link.delay = RETRY.0;
+        }
+        link.kubelet = kubelet;
+        if !(same && served) {
+            // The old one ends first: its streams belong to a kubelet that is gone.
+            link.server = None;
+            match Server::start(&path, |stop| Plugin::new(Arc::clone(&self.shared), stop)) {
+                Ok(server) => link.server = Some(server),
+                Err(error) => {
+                    self.log(format!("Could not {error}; trying again"));
+                    link.wait();
+                    return;
+                }
+            }
+            self.log(format!("Starting to serve '{}' on {}", self.options.resource, path.display()));
+        }
+        link.progress = Progress::Calling(Box::pin(socket::register(
+            self.options.kubelet_dir.join(KUBELET_SOCKET),
+            self.endpoint.clone(),
+            self.options.resource.clone(),
+        )));
+    }
+
+    fn health(&self, event: &HealthEvent) {
+        match event.kind {
+            EventKind::Fault(FaultKind::Xid(xid)) if is_application_xid(xid) => {
+                self.log(format!(
+                    "XID {xid} on {}: an application's error, the device stays in service",
+                    event.gpu
+                ));
+            }
+            EventKind::Fault(kind) => {
+                let fault = Fault { kind, message: format!("the driver reported: {kind}") };
+                let mut state = self.shared.state();
+                if let Some(id) = state.set_health(&event.gpu, Health::Unhealthy(fault)) {
+                    self.log(format!("Device {id} ({}) marked unhealthy: {kind}", event.gpu));
+                    if kind == FaultKind::Lost {
+                        self.write_cdi(state.gpus());
+                    }
+                    self.shared.publish(&state);
+                }
+            }
+            EventKind::Recovered => self.refresh(),
+        }
+    }
+
+    /// Asks the driver anew. On a failure everything stays as it was.
+    fn refresh(&self) {
+        let inventory = match self.options.backend.inventory() {
+            Ok(inventory) => inventory,
+            Err(error) => return self.log(format!("Could not read the GPUs: {error}")),
+        };
+        let mut state = self.shared.state();
+        let before = state.gpus().to_vec();
+        state.refresh(inventory);
+        if state.gpus() != before {
+            let (gpus, healthy) = count(state.gpus());
+            self.log(format!("GPUs changed: {gpus} GPUs, {healthy} healthy"));
+            self.write_cdi(state.gpus());
+            self.shared.publish(&state);
+        }
+    }
+
+    fn write_cdi(&self, gpus: &[Gpu]) {
+        let Options { cdi_dir, driver_root, .. } = &self.options;
+        if let Err(error) = cdi::write(cdi_dir, driver_root, &self.driver, gpus) {
+            self.log(format!("Could not write the CDI files: {error}"));
+        }
+    }
+}
+
+fn count(gpus: &[Gpu]) -> (usize, usize) {
+    (gpus.len(), gpus.iter().filter(|gpu| gpu.health.is_healthy()).count())
+}
+
+/// All that can wake the agent.
+enum Event {
+    Cancelled,
+    Health(HealthEvent),
+    /// Something happened in the kubelet's folder, or it has to be looked at because it is not watched.
+    Folder {
+        watched: bool,
+    },
+    /// A call has ended; `None` when a wait has.
+    Registration(Option<Result<(), Error>>),
+}
+
+async fn next_change(folder: Option<&mut FolderEvents>) -> bool {
+    if let Some(folder) = folder {
+        folder.changed().await
+    } else {
+        sleep(POLL).await;
+        false
+    }
+}
+
+/// Where the agent stands with the kubelet.
+struct Link {
+    /// The kubelet's socket when we last acted on it.
+    kubelet: Option<SocketId>,
+    server: Option<Server>,
+    progress: Progress,
+    /// The next wait after a failure.
+    delay: Duration,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self { kubelet: None, server: None, progress: Progress::Idle, delay: RETRY.0 }
+    }
+}
+
+impl Link {
+    fn wait(&mut self) {
+        self.progress = Progress::Waiting(Instant::now() + self.delay);
+        self.delay = (self.delay * 2).min(RETRY.1);
+    }
+}
+
+enum Progress {
+    /// There is something to do.
+    Idle,
+    Calling(Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>),
+    Waiting(Instant),
+    /// Registered.
+    Done,
+}
+
+impl Progress {
+    /// The end of the call (`Some`) or of the wait (`None`).
+    async fn next(&mut self) -> Option<Result<(), Error>> {
+        match self {
+            Self::Calling(call) => Some(call.await),
+            Self::Waiting(until) => {
+                sleep_until(*until).await;
+                None
+            }
+            Self::Idle | Self::Done => std::future::pending().await,
+        }
+    }
+}

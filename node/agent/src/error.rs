@@ -1,0 +1,183 @@
+//! What the agent can fail at, or refuse.
+
+use std::path::PathBuf;
+
+use gantry_model::{Fault, GpuId, PodKey};
+
+/// A failure or a refusal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kubelet asks for a device that was never offered.
+    #[error("unknown device {id:?}: this plugin offers {offered}")]
+    UnknownDevice {
+        /// The id.
+        id: String,
+        /// What is offered, in short.
+        offered: String,
+    },
+    /// The kubelet asks for a device that is out of service.
+    #[error("device {id} ({gpu}) is unhealthy: {}: {}", .fault.kind, .fault.message)]
+    UnhealthyDevice {
+        /// The id that the kubelet knows.
+        id: String,
+        /// The GPU behind it.
+        gpu: GpuId,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// A preferred allocation is asked for that cannot be.
+    #[error(
+        "preferred allocation of {size} devices out of {available}, {must_include} of them required: {rule}"
+    )]
+    Preference {
+        /// How many are asked for.
+        size: i32,
+        /// How many are there to choose from.
+        available: usize,
+        /// How many must be among them.
+        must_include: usize,
+        /// What is wrong.
+        rule: &'static str,
+    },
+    /// The pod's assignment cannot be read.
+    #[error("pod {pod}: {source}")]
+    Assignment {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// What is wrong with its annotation.
+        source: Box<gantry_api::Error>,
+    },
+    /// The pod's assignment is for another node.
+    #[error("pod {pod}: its assignment is for node {assigned}, and this is node {node}")]
+    WrongNode {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The node of the assignment.
+        assigned: String,
+        /// This node.
+        node: String,
+    },
+    /// Scheduler and kubelet do not agree how many GPUs the container has.
+    #[error(
+        "pod {pod}, container {container}: {assigned} GPUs are assigned and the kubelet granted {granted} devices"
+    )]
+    Count {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// GPUs in the assignment.
+        assigned: usize,
+        /// Devices that the kubelet granted.
+        granted: usize,
+    },
+    /// The assignment names a GPU that the node does not have.
+    #[error("pod {pod}, container {container}: no GPU of node {node} is {gpu}")]
+    NoSuchGpu {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// The GPU.
+        gpu: GpuId,
+        /// This node.
+        node: String,
+    },
+    /// The assignment names a GPU that is out of service.
+    #[error("pod {pod}, container {container}: {gpu} is unhealthy: {}: {}", .fault.kind, .fault.message)]
+    UnhealthyGpu {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// The GPU.
+        gpu: GpuId,
+        /// What is wrong with it.
+        fault: Fault,
+    },
+    /// Another pod owns the GPU.
+    #[error("pod {pod} (uid {}): {gpu} belongs to pod {owner} (uid {}) until that pod is gone", .pod.uid, .owner.uid)]
+    Taken {
+        /// The GPU.
+        gpu: GpuId,
+        /// Who asks.
+        pod: Box<PodKey>,
+        /// Who has it.
+        owner: Box<PodKey>,
+    },
+    /// No assignment, and fewer free GPUs than devices granted.
+    #[error(
+        "pod {pod}, container {container}: {wanted} GPUs are wanted and {free} are healthy and free on node {node}"
+    )]
+    NotEnough {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// How many are wanted.
+        wanted: usize,
+        /// How many are free.
+        free: u32,
+        /// This node.
+        node: String,
+    },
+    /// A device is granted twice to one container.
+    #[error("pod {pod}, container {container}: device {id} is granted twice")]
+    GrantedTwice {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// The device.
+        id: String,
+    },
+    /// The name of the resource cannot be served.
+    #[error("resource {0:?}: write vendor/name, as in nvidia.com/gpu")]
+    Resource(String),
+    /// The path of the plugin's socket is too long for a Unix socket.
+    #[error(
+        "socket path {0} is too long: a Unix socket's path has at most 107 bytes; use a shorter kubelet folder"
+    )]
+    SocketPath(PathBuf),
+    /// A file or folder cannot be read, written or watched.
+    #[error("{action} {path}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system does not let folders be watched.
+    #[error("watch folders with inotify: {0}")]
+    Watch(std::io::Error),
+    /// The kubelet cannot be reached.
+    #[error("connect to the kubelet: {0}")]
+    Connect(#[from] tonic::transport::Error),
+    /// The kubelet refuses the plugin.
+    #[error("register with the kubelet: {}", .0.message())]
+    Register(Box<tonic::Status>),
+    /// The kubelet does not answer.
+    #[error("register with the kubelet: no answer within {0} s")]
+    RegisterTimeout(u64),
+    /// The GPUs cannot be asked.
+    #[error(transparent)]
+    Gpu(#[from] gantry_gpu::Error),
+    /// The CDI files cannot be written.
+    #[error(transparent)]
+    Cdi(#[from] gantry_cdi::Error),
+}
+
+impl From<Error> for tonic::Status {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match error {
+            Error::UnknownDevice { .. } => Self::not_found(text),
+            Error::UnhealthyDevice { .. } => Self::failed_precondition(text),
+            Error::Preference { .. } => Self::invalid_argument(text),
+            _ => Self::internal(text),
+        }
+    }
+}

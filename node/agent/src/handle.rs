@@ -1,0 +1,158 @@
+//! What others can ask of a running agent, and the state that its parts share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gantry_api::ContainerGpus;
+use gantry_cdi::DeviceName;
+use gantry_model::{Gpu, GpuId, PodKey};
+use gantry_proto::deviceplugin::Device;
+use tokio::sync::watch;
+
+use crate::log::Log;
+use crate::state::State;
+use crate::{Error, IdentityMode, LogLine, cdi, checkpoint};
+
+/// A container that is about to be created, as the runtime knows it (NRI's `CreateContainer`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerIdentity {
+    /// Its pod.
+    pub pod: PodKey,
+    /// The pod's annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// The container's name.
+    pub name: String,
+    /// The ids of the devices that the kubelet granted it, in the kubelet's order.
+    pub devices: Vec<String>,
+}
+
+/// What the runtime has to do for a container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Adjustment {
+    /// CDI devices to inject, besides those that the kubelet passes on from `Allocate`.
+    pub cdi_devices: Vec<DeviceName>,
+    /// The GPUs that the container has now, in the order in which it sees them.
+    pub gpus: Vec<GpuId>,
+}
+
+/// What the agent's parts share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    checkpoint: PathBuf,
+    pub(crate) log: Log,
+    /// The device list; every change is a new one.
+    pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
+    /// Counts changes of what is reported to the API server.
+    pub(crate) revision: watch::Sender<u64>,
+    /// Counts registrations with the kubelet.
+    pub(crate) registrations: watch::Sender<u64>,
+}
+
+impl Shared {
+    pub(crate) fn new(state: State, checkpoint: PathBuf, log: Log) -> Self {
+        let devices = Arc::new(state.devices());
+        Self {
+            state: Mutex::new(state),
+            checkpoint,
+            log,
+            devices: watch::Sender::new(devices),
+            revision: watch::Sender::new(0),
+            registrations: watch::Sender::new(0),
+        }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Publishes a changed state: to the kubelet, to disk, to the API server.
+    pub(crate) fn publish(&self, state: &State) {
+        let devices = state.devices();
+        self.devices.send_if_modified(|known| {
+            let changed = **known != devices;
+            if changed {
+                *known = Arc::new(devices);
+            }
+            changed
+        });
+        if let Err(error) = checkpoint::write(&self.checkpoint, state) {
+            // What is lost with the file can be rebuilt from the pods; what runs must not suffer.
+            tracing::warn!(%error, "cannot write the checkpoint");
+            self.log.write(format!("Cannot write the checkpoint: {error}"));
+        }
+        self.revision.send_modify(|count| *count += 1);
+    }
+}
+
+/// A running agent. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle(pub(crate) Arc<Shared>);
+
+impl Handle {
+    /// Decides which GPUs a container gets; the runtime calls this before it creates the container, and injects the
+    /// answer. Asked again for the same container, it gives the same answer.
+    ///
+    /// # Errors
+    /// Where scheduler, kubelet and agent do not agree, a GPU is unhealthy, or another pod owns it. Nothing is changed then.
+    pub fn create_container(&self, container: &ContainerIdentity) -> Result<Adjustment, Error> {
+        let mut state = self.0.state();
+        let gpus = state.create(container).inspect_err(|error| {
+            self.0.log.write(format!("Refused container {}: {error}", container.name));
+        })?;
+        if gpus.is_empty() {
+            return Ok(Adjustment::default());
+        }
+        self.0.publish(&state);
+        // With the kubelet's choice, the devices came with the answer to Allocate already.
+        let cdi_devices = match state.mode {
+            IdentityMode::Assignment => {
+                gpus.iter().map(cdi::plugin_device).collect::<Result<_, gantry_cdi::Error>>()?
+            }
+            IdentityMode::Kubelet => Vec::new(),
+        };
+        Ok(Adjustment { cdi_devices, gpus })
+    }
+
+    /// Frees the GPUs of a pod whose containers have ended for good; one without GPUs is fine.
+    pub fn remove_pod(&self, uid: &str) {
+        let mut state = self.0.state();
+        if state.retain(|known| known != uid) {
+            self.0.publish(&state);
+        }
+    }
+
+    /// Frees the GPUs of all pods but these: what a runtime that has just started says (NRI's `Synchronize`).
+    pub fn synchronize(&self, live: &BTreeSet<String>) {
+        let mut state = self.0.state();
+        if state.retain(|uid| live.contains(uid)) {
+            self.0.publish(&state);
+        }
+    }
+
+    /// The GPUs by index, with their health.
+    pub fn gpus(&self) -> Vec<Gpu> {
+        self.0.state().gpus().to_vec()
+    }
+
+    /// Which container has which GPUs.
+    pub fn in_use(&self) -> Vec<ContainerGpus> {
+        self.0.state().in_use()
+    }
+
+    /// The log from line number `from` on, as far as it is kept, and the number of the next line.
+    pub fn logs(&self, from: u64) -> (Vec<LogLine>, u64) {
+        self.0.log.read(from)
+    }
+
+    /// Changes whenever a line is logged; its value is the number of the next line.
+    pub fn logs_changed(&self) -> watch::Receiver<u64> {
+        self.0.log.changed()
+    }
+
+    /// How often the plugin has been registered with the kubelet.
+    pub fn registrations(&self) -> watch::Receiver<u64> {
+        self.0.registrations.subscribe()
+    }
+}

@@ -1,0 +1,250 @@
+//! What the agent writes to the API server: the node's labels and its `GpuNode`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus};
+use gantry_gpu::DriverInfo;
+use gantry_kit::CancellationToken;
+use gantry_model::PodKey;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use crate::handle::Shared;
+use crate::labels::feature_labels;
+
+/// How long a request may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Waits after failures: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+
+/// How long the cluster is left alone where it does not know `GpuNode`.
+const WITHOUT_CRD: Duration = Duration::from_secs(30);
+
+/// Changes of who uses what come in bursts and are collected for this long; changes of health are not.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// How often everything is written again, in case somebody changed or deleted it.
+const RESYNC: Duration = Duration::from_mins(5);
+
+pub(crate) struct Reporter {
+    pub(crate) client: kube::Client,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) driver: DriverInfo,
+    pub(crate) machine: Option<String>,
+    pub(crate) resource: String,
+    pub(crate) adopt: bool,
+}
+
+/// What stands in the cluster, as far as we wrote it.
+#[derive(Debug, Default)]
+struct Written {
+    labels: Option<BTreeMap<String, String>>,
+    status: Option<GpuNodeStatus>,
+    node_uid: String,
+}
+
+enum Failure {
+    /// The cluster has no `GpuNode` kind.
+    NoCrd,
+    Request(kube::Error),
+    Timeout,
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        Self::Request(error)
+    }
+}
+
+impl Failure {
+    fn text(&self) -> String {
+        match self {
+            Self::NoCrd => {
+                "the cluster does not know the kind GpuNode; install charts/gantry/crds to see GPUs in it"
+                    .to_owned()
+            }
+            Self::Request(error) => error.to_string(),
+            Self::Timeout => format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
+        }
+    }
+}
+
+impl Reporter {
+    pub(crate) async fn run(mut self, cancel: CancellationToken) {
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            () = self.report() => {}
+        }
+    }
+
+    async fn report(&mut self) {
+        let mut revision = self.shared.revision.subscribe();
+        let mut written = Written::default();
+        let mut delay = RETRY.0;
+        let mut told = String::new();
+        loop {
+            revision.mark_unchanged();
+            match self.write(&mut written).await {
+                Ok(()) => {
+                    delay = RETRY.0;
+                    told.clear();
+                }
+                Err(failure) => {
+                    let text = failure.text();
+                    if text != told {
+                        tracing::warn!(error = text, "cannot report to the API server");
+                        self.shared.log.write(format!("Could not report to the API server: {text}"));
+                        told = text;
+                    }
+                    if matches!(failure, Failure::NoCrd) {
+                        sleep(WITHOUT_CRD).await;
+                    } else {
+                        sleep(delay).await;
+                        delay = (delay * 2).min(RETRY.1);
+                    }
+                    continue;
+                }
+            }
+            match timeout(RESYNC, revision.changed()).await {
+                Ok(Ok(())) => {}
+                // The agent is gone.
+                Ok(Err(_)) => return,
+                Err(_) => written = Written::default(),
+            }
+            let health = |status: &GpuNodeStatus| status.gpus.clone();
+            if written.status.as_ref().map(health) == Some(self.status().gpus) {
+                sleep(SETTLE).await;
+            }
+        }
+    }
+
+    fn status(&self) -> GpuNodeStatus {
+        let state = self.shared.state();
+        let mut status = GpuNodeStatus::from_model(state.gpus(), state.topology());
+        let (major, minor) = self.driver.cuda_version;
+        status.driver_version.clone_from(&self.driver.driver_version);
+        status.cuda_version = format!("{major}.{minor}");
+        status.mode = state.mode;
+        status.allocatable = BTreeMap::from([(self.resource.clone(), status.healthy_gpu_count.into())]);
+        status.in_use = state.in_use();
+        status
+    }
+
+    async fn write(&mut self, written: &mut Written) -> Result<(), Failure> {
+        timeout(REQUEST_TIMEOUT, async {
+            if self.adopt {
+                self.adopt_pods().await?;
+                self.adopt = false;
+            }
+            self.write_labels(written).await?;
+            self.write_gpu_node(written).await
+        })
+        .await
+        .unwrap_or(Err(Failure::Timeout))
+    }
+
+    /// Learns the owners of GPUs from the pods that run already, after the checkpoint was lost.
+    async fn adopt_pods(&self) -> Result<(), Failure> {
+        let node = Arc::clone(&self.shared.state().node);
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let list = pods.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
+        let mut adopted = 0;
+        let mut state = self.shared.state();
+        for pod in list {
+            let ended = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION));
+            let (Some(annotation), false) = (annotation, matches!(ended, Some("Succeeded" | "Failed")))
+            else {
+                continue;
+            };
+            let text = |value: &Option<String>| Arc::from(value.as_deref().unwrap_or_default());
+            let key = PodKey {
+                namespace: text(&pod.metadata.namespace),
+                name: text(&pod.metadata.name),
+                uid: text(&pod.metadata.uid),
+            };
+            match state.adopt(key.clone(), annotation) {
+                Ok(true) => adopted += 1,
+                Ok(false) => {}
+                Err(error) => self.shared.log.write(format!("Pod {key}: {error}")),
+            }
+        }
+        if adopted > 0 {
+            self.shared.log.write(format!("Took over the GPUs of {adopted} pods from the API server"));
+            self.shared.publish(&state);
+        }
+        Ok(())
+    }
+
+    async fn write_labels(&self, written: &mut Written) -> Result<(), Failure> {
+        let (node, labels) = {
+            let state = self.shared.state();
+            let labels = feature_labels(state.gpus(), &self.driver, self.machine.as_deref());
+            (Arc::clone(&state.node), labels)
+        };
+        if written.labels.as_ref() == Some(&labels) {
+            return Ok(());
+        }
+        let mut patch: BTreeMap<&str, Value> =
+            written.labels.iter().flatten().map(|(key, _)| (key.as_str(), Value::Null)).collect();
+        patch.extend(labels.iter().map(|(key, value)| (key.as_str(), json!(value))));
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Merge(json!({ "metadata": { "labels": patch } }));
+        let patched = nodes.patch_metadata(&node, &PatchParams::default(), &patch).await?;
+        written.node_uid = patched.metadata.uid.unwrap_or_default();
+        written.labels = Some(labels);
+        Ok(())
+    }
+
+    async fn write_gpu_node(&self, written: &mut Written) -> Result<(), Failure> {
+        let status = self.status();
+        if written.status.as_ref() == Some(&status) {
+            return Ok(());
+        }
+        let name = Arc::clone(&self.shared.state().node);
+        let mut value = serde_json::to_value(&status).unwrap_or_default();
+        // A merge patch leaves what it does not name: lists that have become empty must be named.
+        for list in ["links", "inUse"] {
+            if value.get(list).is_none() {
+                value[list] = json!([]);
+            }
+        }
+        let patch = Patch::Merge(json!({ "status": value }));
+        let nodes: Api<GpuNode> = Api::all(self.client.clone());
+        let params = PatchParams::default();
+        match nodes.patch_status(&name, &params, &patch).await {
+            Ok(_) => {}
+            Err(error) if is_code(&error, 404) => {
+                let mut node = GpuNode::new(&name, status.clone());
+                // The status of an object with the subresource is ignored on creation.
+                node.status = None;
+                node.metadata.owner_references = Some(vec![OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: name.to_string(),
+                    uid: written.node_uid.clone(),
+                    ..OwnerReference::default()
+                }]);
+                match nodes.create(&PostParams::default(), &node).await {
+                    Err(error) if is_code(&error, 404) => return Err(Failure::NoCrd),
+                    Err(error) if !is_code(&error, 409) => return Err(error.into()),
+                    _ => {}
+                }
+                nodes.patch_status(&name, &params, &patch).await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        written.status = Some(status);
+        Ok(())
+    }
+}
+
+fn is_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
