@@ -13,8 +13,8 @@ use crate::{Field, Kind, Leaf, Scalar, Shape, Type, TypeId, Types};
 /// What is wrong with an object, in the order of its fields' names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Findings {
-    /// Paths of the fields that the type does not have, such as `spec.containers[0].cpu`.
-    pub unknown: Vec<String>,
+    /// The fields that the type does not have.
+    pub unknown: Vec<UnknownField>,
     /// Values of a wrong type, in the words of Go's decoder. An object with one of these cannot be stored.
     pub mistyped: Vec<String>,
     /// Values outside the set that the field allows.
@@ -29,13 +29,33 @@ impl Findings {
 
     /// The warnings that `fieldValidation=Warn` sends: `unknown field "spec.containers[0].cpu"`.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
-        self.unknown.iter().map(|path| format!("unknown field \"{path}\""))
+        self.unknown.iter().map(UnknownField::to_string)
     }
 
     /// The error of `fieldValidation=Strict`; none when every field is known.
     pub fn strict_error(&self) -> Option<String> {
         let all: Vec<String> = self.warnings().collect();
         (!all.is_empty()).then(|| format!("strict decoding error: {}", all.join(", ")))
+    }
+}
+
+/// A field that its type does not have.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnknownField {
+    /// Its path, such as `spec.containers[0].resources.cpu`.
+    pub path: String,
+    /// The path that was probably meant, such as `spec.containers[0].resources.limits.cpu`.
+    pub meant: Option<String>,
+}
+
+impl fmt::Display for UnknownField {
+    /// Kubernetes' own words, on which tools match, and behind them the fix.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown field \"{}\"", self.path)?;
+        match &self.meant {
+            Some(meant) => write!(f, " (did you mean \"{meant}\"?)"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -169,6 +189,34 @@ fn go_leaf(types: &Types, leaf: Leaf) -> String {
     }
 }
 
+/// What somebody who wrote `name` in an object of type `of` probably meant, as a path from that object: a field that differs
+/// only in case or by a slip of a finger, or, for an amount beside the maps of amounts, a key of the first map (`limits.cpu`).
+fn meant(types: &Types, of: &Type, name: &str, value: &Value) -> Option<String> {
+    let fields = || types.json_fields(of);
+    let same = fields().find(|field| field.name.eq_ignore_ascii_case(name));
+    let near = || fields().find(|field| name.len() > 3 && is_one_slip(name, field.name));
+    if let Some(field) = same.or_else(near) {
+        return Some(field.name.to_owned());
+    }
+    let amount = value.is_number() || value.as_str().is_some_and(|text| text.parse::<Quantity>().is_ok());
+    let amounts = |field: &&Field| matches!(field.shape, Shape::Map(Leaf::Scalar(Scalar::Quantity)));
+    let map = fields().find(amounts).filter(|_| amount)?;
+    Some(format!("{}.{name}", map.name))
+}
+
+/// Whether one letter more, less, or other turns `a` into `b`.
+fn is_one_slip(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let (short, long) = if a.len() <= b.len() { (a, b) } else { (b, a) };
+    let start = short.iter().zip(long).take_while(|(a, b)| a == b).count();
+    let rest = |skip: usize| short.get(start + skip..) == long.get(start + 1..);
+    match long.len() - short.len() {
+        0 => rest(1),
+        1 => rest(0),
+        _ => false,
+    }
+}
+
 struct Walk<'a> {
     types: &'a Types,
     /// Path with indices and keys, for unknown fields.
@@ -192,7 +240,14 @@ impl Walk<'_> {
                     self.field(of, field, inner);
                     self.names.pop();
                 }
-                None => self.findings.unknown.push(self.path.clone()),
+                None => {
+                    let meant = meant(types, of, name, inner).map(|meant| {
+                        let mut path = self.path[..length].to_owned();
+                        push_name(&mut path, &meant);
+                        path
+                    });
+                    self.findings.unknown.push(UnknownField { path: self.path.clone(), meant });
+                }
             }
             self.path.truncate(length);
         }
@@ -354,6 +409,28 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_field_is_told_what_was_probably_meant() {
+        for (container, expected) in [
+            (
+                json!({"resources": {"cpu": "4"}}),
+                r#"unknown field "spec.containers[0].resources.cpu" (did you mean "spec.containers[0].resources.limits.cpu"?)"#,
+            ),
+            (
+                json!({"resource": {}}),
+                r#"unknown field "spec.containers[0].resource" (did you mean "spec.containers[0].resources"?)"#,
+            ),
+            (
+                json!({"Image": "x"}),
+                r#"unknown field "spec.containers[0].Image" (did you mean "spec.containers[0].image"?)"#,
+            ),
+            (json!({"gpu": "1"}), r#"unknown field "spec.containers[0].gpu""#),
+        ] {
+            let found = check("", "Pod", &json!({"spec": {"containers": [container]}}));
+            assert_eq!(found.warnings().collect::<Vec<_>>(), [expected]);
+        }
+    }
+
+    #[test]
     fn unknown_fields_are_named_by_their_path() {
         let object = json!({"spec": {"containers": [{"name": "c", "resources": {"cpu": 1}, "Image": "x"}],
             "volumes": [{"name": "v", "volumeSource": {}}]}, "bogus": null});
@@ -364,8 +441,8 @@ mod tests {
             "spec.containers[0].resources.cpu",
             "spec.volumes[0].volumeSource",
         ];
-        let mut unknown = found.unknown.clone();
-        unknown.sort();
+        let mut unknown: Vec<&str> = found.unknown.iter().map(|field| field.path.as_str()).collect();
+        unknown.sort_unstable();
         assert_eq!(unknown, want);
         assert!(found.strict_error().unwrap().starts_with("strict decoding error: unknown field \""));
         let types = Types::builtin();

@@ -37,7 +37,7 @@ mod protobuf;
 mod table;
 mod time;
 
-pub use check::{Findings, Unsupported};
+pub use check::{Findings, UnknownField, Unsupported};
 pub use error::Error;
 pub use openapi::document;
 pub use protobuf::{MAX_BODY_BYTES, PROTOBUF_MAGIC, decode};
