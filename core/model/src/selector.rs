@@ -41,14 +41,29 @@ impl Requirement {
     pub fn accepts(&self, value: Option<&str>) -> bool {
         let number = || value.and_then(|value| value.parse::<i64>().ok());
         match &self.test {
-            Test::In(values) => value.is_some_and(|value| values.contains(value)),
-            Test::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Test::In(values) => value.is_some_and(|value| self.names(values, value)),
+            Test::NotIn(values) => value.is_none_or(|value| !self.names(values, value)),
             Test::Exists => value.is_some(),
             Test::DoesNotExist => value.is_none(),
             Test::Gt(bound) => number().is_some_and(|number| number > *bound),
             Test::Lt(bound) => number().is_some_and(|number| number < *bound),
         }
     }
+
+    fn names(&self, values: &BTreeSet<Arc<str>>, value: &str) -> bool {
+        values.contains(value) || values.iter().any(|named| same_value(&self.key, named, value))
+    }
+}
+
+/// The label with a GPU's product name, as NVIDIA's GPU Feature Discovery writes it.
+const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
+
+/// Whether a label with `actual` as its value has what somebody wrote as `wanted`. That is equality, but for product names of
+/// GPUs: old drivers print `A100-SXM4-80GB`, newer ones `NVIDIA A100-SXM4-80GB`, and a manifest written against one names the
+/// same card on the other.
+fn same_value(key: &str, wanted: &str, actual: &str) -> bool {
+    let product = |value: &str| value.strip_prefix("NVIDIA-").unwrap_or(value).to_owned();
+    wanted == actual || (key == PRODUCT_LABEL && product(wanted) == product(actual))
 }
 
 impl fmt::Display for Requirement {
@@ -103,7 +118,7 @@ pub struct NodeConstraints {
 impl NodeConstraints {
     /// Whether the node fulfils node selector and required affinity.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
-        self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+        self.node_selector.iter().all(|(key, value)| has(labels, key, value))
             && self.required.as_ref().is_none_or(|terms| terms.iter().any(|term| term.matches(name, labels)))
     }
 
@@ -115,13 +130,17 @@ impl NodeConstraints {
 
     /// What the node lacks, in words: the selector label or the first requirement of the nearest term.
     pub fn first_unmet(&self, name: &str, labels: &Labels) -> Option<Requirement> {
-        let selector = self.node_selector.iter().find(|(key, value)| labels.get(*key) != Some(*value));
+        let selector = self.node_selector.iter().find(|(key, value)| !has(labels, key, value));
         if let Some((key, value)) = selector {
             return Some(Requirement { key: key.clone(), test: Test::In(BTreeSet::from([value.clone()])) });
         }
         let terms = self.required.as_ref().filter(|terms| !terms.iter().any(|t| t.matches(name, labels)))?;
         terms.iter().find_map(|term| term.first_unmet(name, labels)).cloned()
     }
+}
+
+fn has(labels: &Labels, key: &str, wanted: &str) -> bool {
+    labels.get(key).is_some_and(|actual| same_value(key, wanted, actual))
 }
 
 /// What a taint does to pods that do not tolerate it.
@@ -200,6 +219,24 @@ mod tests {
 
     fn values(list: &[&str]) -> BTreeSet<Arc<str>> {
         list.iter().map(|v| (*v).into()).collect()
+    }
+
+    #[test]
+    fn a_product_is_the_same_with_and_without_its_vendor() {
+        let product: Arc<str> = "nvidia.com/gpu.product".into();
+        let accepts = |test: Test, value| Requirement { key: product.clone(), test }.accepts(Some(value));
+        assert!(accepts(Test::In(values(&["A100-SXM4-80GB"])), "NVIDIA-A100-SXM4-80GB"));
+        assert!(accepts(Test::In(values(&["NVIDIA-A100-SXM4-80GB"])), "A100-SXM4-80GB"));
+        assert!(!accepts(Test::NotIn(values(&["A100-SXM4-80GB"])), "NVIDIA-A100-SXM4-80GB"));
+        assert!(!accepts(Test::In(values(&["A100-SXM4-40GB"])), "NVIDIA-A100-SXM4-80GB"));
+        let constraints = NodeConstraints {
+            node_selector: labels(&[("nvidia.com/gpu.product", "A100-SXM4-80GB")]),
+            ..NodeConstraints::default()
+        };
+        let node = labels(&[("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB")]);
+        assert!(constraints.matches("n", &node) && constraints.first_unmet("n", &node).is_none());
+        let other = Requirement { key: "a".into(), test: Test::In(values(&["x"])) };
+        assert!(!other.accepts(Some("NVIDIA-x")), "other labels are compared exactly");
     }
 
     #[test]

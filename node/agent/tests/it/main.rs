@@ -1,0 +1,92 @@
+//! The agent against a kubelet double, over real Unix sockets.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod kubelet;
+mod plugin;
+mod reports;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gantry_agent::{Agent, FolderWatch, Handle, IdentityMode, Options};
+use gantry_gpu::{Profile, SimGpus};
+use gantry_kit::{CancellationToken, SystemClock};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+pub(crate) const GPU: &str = "nvidia.com/gpu";
+
+/// A node's file system and GPUs, which outlive its agent and its kubelet.
+pub(crate) struct Node {
+    pub(crate) root: TempDir,
+    pub(crate) gpus: Arc<SimGpus>,
+}
+
+pub(crate) struct Running {
+    pub(crate) handle: Handle,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), gantry_agent::Error>>,
+}
+
+impl Node {
+    pub(crate) fn new(profile: &str, count: usize) -> Self {
+        let gpus = SimGpus::new(Profile::named(profile).unwrap(), count, "node-1", 7).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        gpus.install_driver(&root.path().join("driver")).unwrap();
+        std::fs::create_dir(root.path().join("plugins")).unwrap();
+        Self { root, gpus }
+    }
+
+    pub(crate) fn plugins(&self) -> PathBuf {
+        self.root.path().join("plugins")
+    }
+
+    pub(crate) fn options(&self, identity: IdentityMode) -> Options {
+        let at = |name| self.root.path().join(name);
+        Options {
+            node_name: "node-1".into(),
+            backend: self.gpus.clone(),
+            identity,
+            resource: GPU.into(),
+            kubelet_dir: self.plugins(),
+            cdi_dir: at("cdi"),
+            driver_root: at("driver"),
+            state_dir: at("state"),
+            client: None,
+            clock: Arc::new(SystemClock),
+            watch: Some(FolderWatch::new().unwrap()),
+        }
+    }
+
+    pub(crate) fn start(&self, identity: IdentityMode) -> Running {
+        start(self.options(identity))
+    }
+}
+
+pub(crate) fn start(options: Options) -> Running {
+    let (agent, handle) = Agent::new(options).unwrap();
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(agent.run(stop.clone()));
+    Running { handle, stop, task }
+}
+
+impl Running {
+    pub(crate) async fn registered(&self, times: u64) {
+        self.handle.registrations().wait_for(|count| *count >= times).await.unwrap();
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap().unwrap();
+    }
+
+    /// Ends at once, as a process that is killed.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.handle.logs(0).0.into_iter().map(|line| line.text).collect()
+    }
+}

@@ -1,0 +1,216 @@
+//! What the agent writes to the API server, against a double that merges patches.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gantry_agent::{ContainerIdentity, IdentityMode, Options};
+use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus, encode_assignment};
+use gantry_gpu::GpuBackend as _;
+use gantry_model::{Assignment, FaultKind, GpuId, PodKey};
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::{Node, start};
+
+/// An API server with one node, and the pods that are put into it.
+#[derive(Debug, Default)]
+struct Cluster {
+    node: Option<Value>,
+    has_crd: bool,
+    gpu_node: Option<Value>,
+    pods: Vec<Value>,
+    /// Method and path of every request that changes something.
+    writes: Vec<String>,
+    fails: bool,
+}
+
+type Shared = Arc<Mutex<Cluster>>;
+
+fn cluster() -> Shared {
+    let node = json!({ "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": "node-1", "uid": "node-uid", "labels": { "mine": "1" } } });
+    Arc::new(Mutex::new(Cluster { node: Some(node), has_crd: true, ..Cluster::default() }))
+}
+
+fn client(cluster: &Shared) -> kube::Client {
+    let cluster = Arc::clone(cluster);
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let cluster = Arc::clone(&cluster);
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect().await?.to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let (code, answer) = cluster.lock().unwrap().answer(head.method.as_str(), head.uri.path(), &body);
+            let text = serde_json::to_vec(&answer).unwrap();
+            Ok::<_, kube::Error>(Response::builder().status(code).body(Body::from(text)).unwrap())
+        }
+    });
+    kube::Client::new(service, "default")
+}
+
+impl Cluster {
+    fn answer(&mut self, method: &str, path: &str, body: &Value) -> (StatusCode, Value) {
+        let status = |code: StatusCode| {
+            let value = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "message": format!("{path}: {code}"), "reason": "Test", "code": code.as_u16() });
+            (code, value)
+        };
+        if self.fails {
+            return status(StatusCode::INTERNAL_SERVER_ERROR);
+        }
+        if method != "GET" {
+            self.writes.push(format!("{method} {path}"));
+        }
+        let patch = |object: &mut Option<Value>| match object {
+            Some(object) => {
+                json_patch::merge(object, body);
+                (StatusCode::OK, object.clone())
+            }
+            None => status(StatusCode::NOT_FOUND),
+        };
+        match (method, path) {
+            ("GET", "/api/v1/pods") => {
+                let list =
+                    json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": self.pods });
+                (StatusCode::OK, list)
+            }
+            ("PATCH", "/api/v1/nodes/node-1") => patch(&mut self.node),
+            ("PATCH", "/apis/gantry.dev/v1alpha1/gpunodes/node-1/status") if self.has_crd => {
+                patch(&mut self.gpu_node)
+            }
+            ("POST", "/apis/gantry.dev/v1alpha1/gpunodes") if self.has_crd => {
+                assert!(body.get("status").is_none());
+                self.gpu_node = Some(body.clone());
+                (StatusCode::CREATED, body.clone())
+            }
+            _ => status(StatusCode::NOT_FOUND),
+        }
+    }
+
+    fn status(&self) -> Option<GpuNodeStatus> {
+        serde_json::from_value::<GpuNode>(self.gpu_node.clone()?).unwrap().status
+    }
+}
+
+async fn until<T>(cluster: &Shared, read: impl Fn(&Cluster) -> Option<T>) -> T {
+    loop {
+        if let Some(value) = read(&cluster.lock().unwrap()) {
+            return value;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn options(node: &Node, cluster: &Shared) -> Options {
+    Options { client: Some(client(cluster)), ..node.options(IdentityMode::Assignment) }
+}
+
+fn gpus(node: &Node) -> Vec<GpuId> {
+    node.gpus.inventory().unwrap().gpus.into_iter().map(|gpu| gpu.id).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_and_gpu_node_are_written_once_and_on_change_only() {
+    let (node, cluster) = (Node::new("a100-80", 4), cluster());
+    let agent = start(options(&node, &cluster));
+    let status = until(&cluster, Cluster::status).await;
+    assert_eq!((status.gpu_count, status.healthy_gpu_count, status.allocatable["nvidia.com/gpu"]), (4, 4, 4));
+    assert_eq!((status.driver_version.as_str(), status.cuda_version.as_str()), ("550.54.15", "12.4"));
+    assert_eq!(status.to_model("node-1").unwrap().0, node.gpus.inventory().unwrap().gpus);
+    {
+        let cluster = cluster.lock().unwrap();
+        let labels = &cluster.node.as_ref().unwrap()["metadata"]["labels"];
+        assert_eq!(labels["nvidia.com/gpu.product"], "NVIDIA-A100-SXM4-80GB");
+        assert_eq!(labels["mine"], "1", "labels of others stay");
+        let owner = &cluster.gpu_node.as_ref().unwrap()["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["uid"]), (&json!("Node"), &json!("node-uid")));
+        assert_eq!(cluster.writes.len(), 4, "{:?}", cluster.writes);
+    }
+    node.gpus.fault(1, FaultKind::Xid(79)).unwrap();
+    until(&cluster, |c| c.status().filter(|status| status.healthy_gpu_count == 3)).await;
+    node.gpus.recover(1).unwrap();
+    let status = until(&cluster, |c| c.status().filter(|status| status.healthy_gpu_count == 4)).await;
+    assert!(status.gpus[1].fault.is_none());
+    assert_eq!(cluster.lock().unwrap().writes.len(), 6);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_uses_what_is_reported_and_forgotten() {
+    let (node, cluster) = (Node::new("t4", 2), cluster());
+    let agent = start(options(&node, &cluster));
+    until(&cluster, Cluster::status).await;
+    let pod = PodKey { namespace: "team".into(), name: "train".into(), uid: "u".into() };
+    let request = ContainerIdentity {
+        pod,
+        annotations: BTreeMap::new(),
+        name: "main".into(),
+        devices: vec!["slot-1".into()],
+    };
+    agent.handle.create_container(&request).unwrap();
+    let used = until(&cluster, |c| c.status().filter(|status| !status.in_use.is_empty())).await.in_use;
+    assert_eq!(
+        (used[0].namespace.as_str(), used[0].pod.as_str(), used[0].container.as_str()),
+        ("team", "train", "main")
+    );
+    agent.handle.remove_pod("u");
+    until(&cluster, |c| c.status().filter(|status| status.in_use.is_empty())).await;
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_without_the_crd_or_the_node_is_waited_for_with_one_line_of_log() {
+    let (node, cluster) = (Node::new("t4", 1), cluster());
+    let object = cluster.lock().unwrap().node.take();
+    cluster.lock().unwrap().has_crd = false;
+    let agent = start(options(&node, &cluster));
+    sleep(Duration::from_mins(1)).await;
+    cluster.lock().unwrap().node = object;
+    until(&cluster, |c| c.node.as_ref()?["metadata"]["labels"].get("nvidia.com/gpu.count").map(|_| ())).await;
+    sleep(Duration::from_mins(5)).await;
+    let warnings: Vec<_> = agent.log().into_iter().filter(|line| line.contains("Could not report")).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[1].contains("does not know the kind GpuNode; install charts/gantry/crds"));
+    cluster.lock().unwrap().has_crd = true;
+    until(&cluster, Cluster::status).await;
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn owners_are_read_from_the_pods_when_the_checkpoint_is_gone() {
+    let (node, cluster) = (Node::new("t4", 2), cluster());
+    let ids = gpus(&node);
+    let assigned = |gpu: &GpuId| {
+        let containers = BTreeMap::from([("main".into(), vec![gpu.clone()])]);
+        encode_assignment(&Assignment { node: "node-1".into(), containers })
+    };
+    let pod = |name: &str, phase: &str, annotation: String| {
+        json!({ "metadata": { "namespace": "default", "name": name, "uid": format!("uid-{name}"),
+                              "annotations": { ASSIGNMENT_ANNOTATION: annotation } },
+                "spec": { "containers": [] }, "status": { "phase": phase } })
+    };
+    cluster.lock().unwrap().pods = vec![
+        pod("done", "Succeeded", assigned(&ids[1])),
+        pod("old", "Running", assigned(&ids[0])),
+        pod("bad", "Running", "{".to_owned()),
+    ];
+    cluster.lock().unwrap().fails = true;
+    let agent = start(options(&node, &cluster));
+    sleep(Duration::from_secs(20)).await;
+    cluster.lock().unwrap().fails = false;
+    until(&cluster, |c| c.status().filter(|status| status.in_use.len() == 1)).await;
+    let request = |gpu: &GpuId, slot: &str| ContainerIdentity {
+        pod: PodKey { namespace: "default".into(), name: "new".into(), uid: "uid-new".into() },
+        annotations: BTreeMap::from([(ASSIGNMENT_ANNOTATION.to_owned(), assigned(gpu))]),
+        name: "main".into(),
+        devices: vec![slot.to_owned()],
+    };
+    let error = agent.handle.create_container(&request(&ids[0], "slot-0")).unwrap_err().to_string();
+    assert!(error.contains("belongs to pod default/old"), "{error}");
+    agent.handle.create_container(&request(&ids[1], "slot-0")).unwrap();
+    agent.stop().await;
+}
