@@ -122,6 +122,9 @@ impl Agent {
         }));
         // Whatever happened between the inventory in `new` and the subscription.
         self.refresh();
+        // Ends the reporter with this future, whether it is cancelled or dropped.
+        let reporting = cancel.child_token();
+        let _end = reporting.clone().drop_guard();
         if let Some(client) = self.options.client.clone() {
             let reporter = Reporter {
                 client,
@@ -131,7 +134,7 @@ impl Agent {
                 resource: self.options.resource.clone(),
                 adopt: self.adopt,
             };
-            tokio::spawn(reporter.run(cancel.child_token()));
+            tokio::spawn(reporter.run(reporting));
         }
         let watch = self.options.watch.clone().or_else(|| {
             FolderWatch::new().inspect_err(|error| tracing::warn!(%error, "polling instead")).ok()

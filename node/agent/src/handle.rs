@@ -115,7 +115,8 @@ impl Handle {
         Ok(Adjustment { cdi_devices, gpus })
     }
 
-    /// Frees the GPUs of a pod whose containers have ended for good; one without GPUs is fine.
+    /// Frees the GPUs of a pod whose containers have ended for good; one without GPUs is fine. A runtime calls this when it stops the
+    /// pod's sandbox (NRI's `StopPodSandbox`): before the kubelet offers the devices to others.
     pub fn remove_pod(&self, uid: &str) {
         let mut state = self.0.state();
         if state.retain(|known| known != uid) {

@@ -359,6 +359,19 @@ async fn a_card_that_is_lost_at_start_costs_one_slot_and_returns() {
     agent.stop().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn virtual_time_changes_nothing() {
+    let node = Node::new("b200", 8);
+    let kubelet = Kubelet::start_refusing(&node.plugins(), 2);
+    let agent = node.start(IdentityMode::Assignment);
+    kubelet.devices(GPU, 8, 8).await;
+    tokio::time::sleep(std::time::Duration::from_hours(24)).await;
+    node.gpus.fault(3, FaultKind::DoubleBitEcc).unwrap();
+    let after = kubelet.devices(GPU, 8, 7).await;
+    assert_eq!(after.registrations, 1, "a quiet day needs no second registration");
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn a_hundred_agents_share_one_watch_and_all_follow_their_kubelet() {
     let watch = FolderWatch::new().unwrap();
