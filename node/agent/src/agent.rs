@@ -14,7 +14,7 @@ use gantry_proto::deviceplugin::KUBELET_SOCKET;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::checkpoint::Restored;
+use crate::checkpoint::{Checkpoint, Restored};
 use crate::handle::Shared;
 use crate::log::Log;
 use crate::plugin::Plugin;
@@ -22,7 +22,7 @@ use crate::report::Reporter;
 use crate::socket::{self, Server, SocketId};
 use crate::state::State;
 use crate::watch::FolderEvents;
-use crate::{Error, FolderWatch, Handle, IdentityMode, cdi, checkpoint};
+use crate::{Error, FolderWatch, Handle, IdentityMode, cdi};
 
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
@@ -91,8 +91,8 @@ impl Agent {
         let log = Log::new(Arc::clone(&options.clock));
         let driver = options.backend.driver()?;
         let mut state = State::new(options.node_name.as_str().into(), options.identity);
-        let file = options.state_dir.join(&endpoint).with_extension("json");
-        let restored = checkpoint::restore(&file, &mut state)?;
+        let checkpoint = Checkpoint::new(options.state_dir.join(&endpoint).with_extension("checkpoint"));
+        let restored = checkpoint.restore(&mut state)?;
         if let Restored::SetAside(path, cause) = &restored {
             tracing::warn!(node = options.node_name, path = %path.display(), cause, "unusable checkpoint set aside");
             log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
@@ -104,7 +104,7 @@ impl Agent {
             options.node_name, driver.driver_version
         ));
         cdi::write(&options.cdi_dir, &options.driver_root, &driver, state.gpus())?;
-        let shared = Arc::new(Shared::new(state, file, log));
+        let shared = Arc::new(Shared::new(state, checkpoint, log));
         shared.publish(&shared.state());
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;

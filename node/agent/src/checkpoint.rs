@@ -1,34 +1,38 @@
 //! What the agent must remember over a restart: which GPU stands behind which slot, and who owns what.
 //!
-//! Format: one JSON object `{"version":1,"checksum":CRC32 of the compact `data`,"data":{…}}`. The file is replaced whole by a
-//! rename and not synchronised to disk: it outlives the agent, and after a crash of the machine the checksum tells.
+//! Format: lines, each the CRC-32 of the rest in eight hexadecimal digits, a space, and a JSON object. The first line tells the
+//! node and its GPUs, every other one the whole ledger; the last counts. A change appends a line, which costs a fraction
+//! of a file that is replaced; now and then the file is written anew. A line that a crash cut short is passed over. Nothing is
+//! synchronised to disk: the file outlives the agent, and what a crash of the machine takes can be rebuilt from the pods.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::PathBuf;
 
 use gantry_api::GpuNodeStatus;
-use gantry_model::{GpuId, PodKey};
+use gantry_model::{Gpu, GpuId, PodKey};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
 use crate::Error;
 use crate::state::{Container, Pod, State};
 
 const VERSION: u64 = 1;
 
-#[derive(Serialize, Deserialize)]
-struct File {
-    version: u64,
-    checksum: u32,
-    data: Box<RawValue>,
-}
+/// A file that has grown beyond this is written anew.
+const LONGEST: usize = 64 << 10;
 
 #[derive(Serialize, Deserialize)]
-struct Data {
+struct Header {
+    version: u64,
     node: String,
     /// GPUs and links as they were last seen: a card that is lost now is still known.
     inventory: GpuNodeStatus,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Ledger {
     /// The GPU behind each slot.
     slots: Vec<String>,
     pods: Vec<PodRecord>,
@@ -59,7 +63,94 @@ pub(crate) enum Restored {
     SetAside(PathBuf, String),
 }
 
-pub(crate) fn write(path: &Path, state: &State) -> Result<(), Error> {
+/// The file of an agent.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    path: PathBuf,
+    /// Its length, 0 until this process has written it.
+    length: usize,
+    /// The GPUs that its first line tells.
+    gpus: Vec<Gpu>,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, length: 0, gpus: Vec::new() }
+    }
+
+    /// Writes down a state.
+    pub(crate) fn write(&mut self, state: &State) -> Result<(), Error> {
+        let mut text = String::new();
+        line(&mut text, &ledger(state));
+        if (1..=LONGEST).contains(&self.length) && self.gpus == state.gpus() {
+            let appended = fs::OpenOptions::new()
+                .append(true)
+                .open(&self.path)
+                .and_then(|mut file| file.write_all(text.as_bytes()));
+            if appended.is_ok() {
+                self.length += text.len();
+                return Ok(());
+            }
+            // Somebody removed the file, or the disk is full: the whole of it says which.
+        }
+        self.replace(state, &text)
+    }
+
+    fn replace(&mut self, state: &State, ledger: &str) -> Result<(), Error> {
+        self.length = 0;
+        let header = Header {
+            version: VERSION,
+            node: state.node.to_string(),
+            inventory: GpuNodeStatus::from_model(state.gpus(), state.topology()),
+        };
+        let mut text = String::new();
+        line(&mut text, &header);
+        text.push_str(ledger);
+        let io = |action| {
+            let path = self.path.clone();
+            move |source| Error::Io { action, path, source }
+        };
+        let temporary = self.path.with_extension("new");
+        if let Some(folder) = self.path.parent() {
+            fs::create_dir_all(folder).map_err(io("create the folder of"))?;
+        }
+        fs::write(&temporary, &text).map_err(io("write beside"))?;
+        fs::rename(&temporary, &self.path).map_err(io("replace"))?;
+        self.length = text.len();
+        self.gpus = state.gpus().to_vec();
+        Ok(())
+    }
+
+    /// Puts what the last run wrote into a state. A file that cannot be used is moved aside and leaves the state as it was.
+    pub(crate) fn restore(&self, state: &mut State) -> Result<Restored, Error> {
+        let path = &self.path;
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Restored::Absent),
+            Err(source) => return Err(Error::Io { action: "read", path: path.clone(), source }),
+        };
+        let Err(cause) = decode(&text, state) else {
+            return Ok(Restored::Whole);
+        };
+        let aside = path.with_extension("corrupt");
+        let moved = fs::rename(path, &aside);
+        moved.map_err(|source| Error::Io { action: "move aside", path: path.clone(), source })?;
+        Ok(Restored::SetAside(aside, cause))
+    }
+}
+
+fn line(text: &mut String, value: &impl Serialize) {
+    let json = serde_json::to_string(value).expect("invariant: strings, numbers and maps of them serialise");
+    let _ = writeln!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+}
+
+/// The JSON of a line, if the line is whole.
+fn whole(line: &[u8]) -> Option<&str> {
+    let (checksum, json) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+    (checksum == format!("{:08x}", crc32fast::hash(json.as_bytes()))).then_some(json)
+}
+
+fn ledger(state: &State) -> Ledger {
     let strings = |gpus: &[GpuId]| gpus.iter().map(GpuId::to_string).collect();
     let container = |container: &Container| ContainerRecord {
         devices: container.devices.clone(),
@@ -71,65 +162,28 @@ pub(crate) fn write(path: &Path, state: &State) -> Result<(), Error> {
         uid: pod.key.uid.to_string(),
         containers: pod.containers.iter().map(|(name, record)| (name.clone(), container(record))).collect(),
     };
-    let data = Data {
-        node: state.node.to_string(),
-        inventory: GpuNodeStatus::from_model(state.gpus(), state.topology()),
-        slots: state.slots().map(GpuId::to_string).collect(),
-        pods: state.pods().map(pod).collect(),
-    };
-    let io = |action| {
-        let path = path.to_path_buf();
-        move |source| Error::Io { action, path, source }
-    };
-    let data = serde_json::value::to_raw_value(&data).map_err(|error| io("encode")(error.into()))?;
-    let file = File { version: VERSION, checksum: crc32fast::hash(data.get().as_bytes()), data };
-    let text = serde_json::to_vec(&file).map_err(|error| io("encode")(error.into()))?;
-    let temporary = path.with_extension("new");
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(io("create the folder of"))?;
-    }
-    fs::write(&temporary, text).map_err(io("write beside"))?;
-    fs::rename(&temporary, path).map_err(io("replace"))
-}
-
-/// Puts a checkpoint into a state. One that cannot be used is moved aside and leaves the state as it was.
-pub(crate) fn restore(path: &Path, state: &mut State) -> Result<Restored, Error> {
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Restored::Absent),
-        Err(source) => return Err(Error::Io { action: "read", path: path.to_path_buf(), source }),
-    };
-    let Err(cause) = decode(&text, state) else {
-        return Ok(Restored::Whole);
-    };
-    let aside = path.with_extension("corrupt");
-    fs::rename(path, &aside).map_err(|source| Error::Io {
-        action: "move aside",
-        path: path.to_path_buf(),
-        source,
-    })?;
-    Ok(Restored::SetAside(aside, cause))
+    Ledger { slots: state.slots().map(GpuId::to_string).collect(), pods: state.pods().map(pod).collect() }
 }
 
 fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
-    let file: File = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    if file.version != VERSION {
-        return Err(format!("version {} is not known: this program reads version {VERSION}", file.version));
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n"));
+    let header = lines.next().flatten().and_then(whole).ok_or("its first line is damaged")?;
+    let header: Header = serde_json::from_str(header).map_err(|error| error.to_string())?;
+    if header.version != VERSION {
+        return Err(format!("version {} is not known: this program reads version {VERSION}", header.version));
     }
-    if crc32fast::hash(file.data.get().as_bytes()) != file.checksum {
-        return Err("the checksum is wrong".to_owned());
+    if header.node != *state.node {
+        return Err(format!("it is of node {}, and this is node {}", header.node, state.node));
     }
-    let data: Data = serde_json::from_str(file.data.get()).map_err(|error| error.to_string())?;
-    if data.node != *state.node {
-        return Err(format!("it is of node {}, and this is node {}", data.node, state.node));
-    }
-    let (gpus, topology) = data.inventory.to_model(&data.node).map_err(|error| error.to_string())?;
+    let (gpus, topology) = header.inventory.to_model(&header.node).map_err(|error| error.to_string())?;
+    let ledger = lines.rev().find_map(|line| whole(line?)).ok_or("it has no whole ledger")?;
+    let ledger: Ledger = serde_json::from_str(ledger).map_err(|error| error.to_string())?;
     let ids = |list: Vec<String>| -> Result<Vec<GpuId>, String> {
         list.iter().map(|id| id.parse::<GpuId>().map_err(|error| error.to_string())).collect()
     };
-    let slots = ids(data.slots)?;
-    let mut pods = Vec::with_capacity(data.pods.len());
-    for pod in data.pods {
+    let slots = ids(ledger.slots)?;
+    let mut pods = Vec::with_capacity(ledger.pods.len());
+    for pod in ledger.pods {
         let mut containers = BTreeMap::new();
         for (name, record) in pod.containers {
             let gpus = ids(record.gpus)?;
@@ -145,46 +199,112 @@ fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::path::Path;
+
     use super::*;
+    use crate::ContainerIdentity;
     use crate::state::fixture::{container, node};
 
-    fn used() -> State {
-        let (mut state, gpus) = node(4);
+    fn request(gpus: &[GpuId]) -> ContainerIdentity {
         let assignment = [("main", vec![gpus[2].clone(), gpus[0].clone()])];
-        state.create(&container("a", "main", &["slot-0", "slot-1"], Some(&assignment))).unwrap();
-        state
+        container("a", "main", &["slot-0", "slot-1"], Some(&assignment))
+    }
+
+    fn restored(path: &Path) -> (State, Restored) {
+        let (mut state, _) = node(4);
+        let outcome = Checkpoint::new(path.to_path_buf()).restore(&mut state).unwrap();
+        (state, outcome)
     }
 
     #[test]
     fn a_restart_forgets_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deeper/agent.json");
-        let before = used();
-        write(&path, &before).unwrap();
-        let (mut after, _) = node(4);
-        assert_eq!(restore(&path, &mut after).unwrap(), Restored::Whole);
+        let mut checkpoint = Checkpoint::new(path.clone());
+        let (mut before, gpus) = node(4);
+        checkpoint.write(&before).unwrap();
+        before.create(&request(&gpus)).unwrap();
+        checkpoint.write(&before).unwrap();
+        let (after, outcome) = restored(&path);
+        assert_eq!(outcome, Restored::Whole);
         assert_eq!(after.in_use(), before.in_use());
         assert!(after.slots().eq(before.slots()));
         assert_eq!(after.gpus(), before.gpus());
     }
 
     #[test]
-    fn a_checkpoint_cut_anywhere_or_changed_is_set_aside() {
+    fn the_file_stays_short_and_comes_back_when_it_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("agent.json");
-        write(&path, &used()).unwrap();
-        let whole = fs::read(&path).unwrap();
-        let changed = String::from_utf8(whole.clone()).unwrap().replace("slot-0", "slot-3").into_bytes();
-        let newer = String::from_utf8(whole.clone()).unwrap().replace("\"version\":1", "\"version\":2");
-        let cuts = (0..whole.len()).map(|length| whole[..length].to_vec());
-        for bytes in cuts.chain([changed, newer.into_bytes(), b"\xff\xfe".to_vec()]) {
-            fs::write(&path, &bytes).unwrap();
-            let (mut state, _) = node(4);
-            assert!(matches!(restore(&path, &mut state).unwrap(), Restored::SetAside(..)));
-            assert!(state.in_use().is_empty());
-            assert!(!path.exists());
+        let mut checkpoint = Checkpoint::new(path.clone());
+        let (state, _) = node(4);
+        for round in 0..500 {
+            checkpoint.write(&state).unwrap();
+            assert!(fs::metadata(&path).unwrap().len() < 2 * LONGEST as u64);
+            if round == 250 {
+                fs::remove_file(&path).unwrap();
+            }
         }
-        let (mut state, _) = node(4);
-        assert_eq!(restore(&path, &mut state).unwrap(), Restored::Absent);
+        assert_eq!(restored(&path).1, Restored::Whole);
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_gives_the_last_whole_ledger_or_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.json");
+        let mut checkpoint = Checkpoint::new(path.clone());
+        let (mut state, gpus) = node(4);
+        let mut lengths = Vec::new();
+        for step in 0..3 {
+            match step {
+                0 => {}
+                1 => drop(state.create(&request(&gpus)).unwrap()),
+                _ => assert!(state.retain(|_| false)),
+            }
+            checkpoint.write(&state).unwrap();
+            lengths.push(usize::try_from(fs::metadata(&path).unwrap().len()).unwrap());
+        }
+        let whole = fs::read(&path).unwrap();
+        for length in 0..=whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            let (state, outcome) = restored(&path);
+            let owners = state.in_use().len();
+            match lengths.iter().filter(|end| **end <= length).count() {
+                0 => assert!(matches!(outcome, Restored::SetAside(..)) && !path.exists()),
+                2 => assert_eq!((outcome, owners), (Restored::Whole, 1), "{length}"),
+                _ => assert_eq!((outcome, owners), (Restored::Whole, 0), "{length}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_not_written_by_this_version_for_this_node_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.json");
+        Checkpoint::new(path.clone()).write(&node(4).0).unwrap();
+        let good = fs::read_to_string(&path).unwrap();
+        let resealed = |from: &str, to: &str| {
+            let mut text = String::new();
+            for line in good.lines() {
+                let json = line[9..].replace(from, to);
+                let _ = writeln!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+            }
+            text
+        };
+        for (text, cause) in [
+            (good.replace("node-1", "node-2"), "its first line is damaged"),
+            (
+                resealed("\"version\":1", "\"version\":2"),
+                "version 2 is not known: this program reads version 1",
+            ),
+            (resealed("node-1", "node-2"), "it is of node node-2, and this is node node-1"),
+            (resealed("\"slots\"", "\"places\""), "missing field `slots` at line 1 column"),
+            (String::new(), "its first line is damaged"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let Restored::SetAside(_, found) = restored(&path).1 else { panic!("{cause}") };
+            assert!(found.starts_with(cause), "{found}");
+        }
+        assert_eq!(restored(&path).1, Restored::Absent);
     }
 }

@@ -1,7 +1,6 @@
 //! What others can ask of a running agent, and the state that its parts share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_api::ContainerGpus;
@@ -10,9 +9,10 @@ use gantry_model::{Gpu, GpuId, PodKey};
 use gantry_proto::deviceplugin::Device;
 use tokio::sync::watch;
 
+use crate::checkpoint::Checkpoint;
 use crate::log::Log;
 use crate::state::State;
-use crate::{Error, IdentityMode, LogLine, cdi, checkpoint};
+use crate::{Error, IdentityMode, LogLine, cdi};
 
 /// A container that is about to be created, as the runtime knows it (NRI's `CreateContainer`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Adjustment {
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
-    checkpoint: PathBuf,
+    checkpoint: Mutex<Checkpoint>,
     pub(crate) log: Log,
     /// The device list; every change is a new one.
     pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
@@ -51,11 +51,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(state: State, checkpoint: PathBuf, log: Log) -> Self {
+    pub(crate) fn new(state: State, checkpoint: Checkpoint, log: Log) -> Self {
         let devices = Arc::new(state.devices());
         Self {
             state: Mutex::new(state),
-            checkpoint,
+            checkpoint: Mutex::new(checkpoint),
             log,
             devices: watch::Sender::new(devices),
             revision: watch::Sender::new(0),
@@ -77,7 +77,8 @@ impl Shared {
             }
             changed
         });
-        if let Err(error) = checkpoint::write(&self.checkpoint, state) {
+        let written = self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner).write(state);
+        if let Err(error) = written {
             // What is lost with the file can be rebuilt from the pods; what runs must not suffer.
             tracing::warn!(%error, "cannot write the checkpoint");
             self.log.write(format!("Cannot write the checkpoint: {error}"));

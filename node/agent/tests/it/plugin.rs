@@ -330,7 +330,7 @@ async fn a_corrupt_checkpoint_is_set_aside_and_work_goes_on() {
     let node = Node::new("t4", 2);
     let folder = node.root.path().join("state");
     std::fs::create_dir(&folder).unwrap();
-    std::fs::write(folder.join("nvidia-gpu.json"), "{\"version\":1,").unwrap();
+    std::fs::write(folder.join("nvidia-gpu.checkpoint"), "{\"version\":1,").unwrap();
     let kubelet = Kubelet::start(&node.plugins());
     let agent = node.start(IdentityMode::Assignment);
     kubelet.devices(GPU, 2, 2).await;
@@ -339,7 +339,7 @@ async fn a_corrupt_checkpoint_is_set_aside_and_work_goes_on() {
         "{:?}",
         agent.log()
     );
-    assert!(folder.join("nvidia-gpu.corrupt").exists() && folder.join("nvidia-gpu.json").exists());
+    assert!(folder.join("nvidia-gpu.corrupt").exists() && folder.join("nvidia-gpu.checkpoint").exists());
     agent.stop().await;
 }
 
