@@ -443,4 +443,20 @@ mod tests {
             assert!(error.starts_with(expected), "{error} instead of {expected}");
         }
     }
+
+    proptest::proptest! {
+        /// A file as it should be, with one byte changed: read or refused, never a panic, and what is read is written the same.
+        #[test]
+        fn no_file_panics(at in 0_usize..200, byte in proptest::prelude::any::<u8>()) {
+            let mut bytes = serde_json::to_vec(&minimal()).unwrap();
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            if let Ok(spec) = serde_json::from_slice::<Spec>(&bytes)
+                && spec.validate().is_ok()
+            {
+                let again: Spec = serde_json::from_value(serde_json::to_value(&spec).unwrap()).unwrap();
+                proptest::prop_assert_eq!(again, spec);
+            }
+        }
+    }
 }
