@@ -1,6 +1,6 @@
 //! What the agent writes to the API server: the node's labels and its `GpuNode`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::handle::Shared;
 use crate::labels::feature_labels;
+
+/// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
+const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,6 +41,7 @@ pub(crate) struct Reporter {
     pub(crate) driver: DriverInfo,
     pub(crate) machine: Option<String>,
     pub(crate) resource: String,
+    /// Whether running pods have to tell who owns what, because no checkpoint did.
     pub(crate) adopt: bool,
 }
 
@@ -47,6 +51,8 @@ struct Written {
     labels: Option<BTreeMap<String, String>>,
     status: Option<GpuNodeStatus>,
     node_uid: String,
+    /// Whether the owners of GPUs were compared with the pods.
+    owners: bool,
 }
 
 enum Failure {
@@ -76,14 +82,14 @@ impl Failure {
 }
 
 impl Reporter {
-    pub(crate) async fn run(mut self, cancel: CancellationToken) {
+    pub(crate) async fn run(self, cancel: CancellationToken) {
         tokio::select! {
             () = cancel.cancelled() => {}
             () = self.report() => {}
         }
     }
 
-    async fn report(&mut self) {
+    async fn report(&self) {
         let mut revision = self.shared.revision.subscribe();
         let mut written = Written::default();
         let mut delay = RETRY.0;
@@ -115,7 +121,7 @@ impl Reporter {
                 Ok(Ok(())) => {}
                 // The agent is gone.
                 Ok(Err(_)) => return,
-                Err(_) => written = Written::default(),
+                Err(_) => written = Written { owners: true, ..Written::default() },
             }
             let health = |status: &GpuNodeStatus| status.gpus.clone();
             if written.status.as_ref().map(health) == Some(self.status().gpus) {
@@ -136,11 +142,11 @@ impl Reporter {
         status
     }
 
-    async fn write(&mut self, written: &mut Written) -> Result<(), Failure> {
+    async fn write(&self, written: &mut Written) -> Result<(), Failure> {
         timeout(REQUEST_TIMEOUT, async {
-            if self.adopt {
-                self.adopt_pods().await?;
-                self.adopt = false;
+            if !written.owners {
+                self.reconcile_owners().await?;
+                written.owners = true;
             }
             self.write_labels(written).await?;
             self.write_gpu_node(written).await
@@ -149,18 +155,33 @@ impl Reporter {
         .unwrap_or(Err(Failure::Timeout))
     }
 
-    /// Learns the owners of GPUs from the pods that run already, after the checkpoint was lost.
-    async fn adopt_pods(&self) -> Result<(), Failure> {
-        let node = Arc::clone(&self.shared.state().node);
+    /// Compares the owners of GPUs with the pods of the node, once: frees what belongs to pods that went while no agent ran,
+    /// and learns the owners of running pods after the checkpoint was lost.
+    async fn reconcile_owners(&self) -> Result<(), Failure> {
+        let (node, known) = {
+            let state = self.shared.state();
+            let known: BTreeSet<String> = state.pods().map(|pod| pod.key.uid.to_string()).collect();
+            (Arc::clone(&state.node), known)
+        };
         let pods: Api<Pod> = Api::all(self.client.clone());
         let list = pods.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
-        let mut adopted = 0;
+        let ended = |pod: &Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let running: Vec<&Pod> = list.items.iter().filter(|pod| !ended(pod)).collect();
+        // A static pod runs under another UID than the object that mirrors it.
+        let uids: BTreeSet<&str> = running
+            .iter()
+            .flat_map(|pod| [pod.metadata.uid.as_deref(), annotation(pod, STATIC_UID_ANNOTATION)])
+            .flatten()
+            .collect();
         let mut state = self.shared.state();
-        for pod in list {
-            let ended = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION));
-            let (Some(annotation), false) = (annotation, matches!(ended, Some("Succeeded" | "Failed")))
-            else {
+        // What was created since the list was asked for is not in it, and stays.
+        let freed = state.retain(|uid| uids.contains(uid) || !known.contains(uid));
+        let mut adopted = 0;
+        for pod in running.into_iter().filter(|_| self.adopt) {
+            let Some(assignment) = annotation(pod, ASSIGNMENT_ANNOTATION) else {
                 continue;
             };
             let text = |value: &Option<String>| Arc::from(value.as_deref().unwrap_or_default());
@@ -169,7 +190,7 @@ impl Reporter {
                 name: text(&pod.metadata.name),
                 uid: text(&pod.metadata.uid),
             };
-            match state.adopt(key.clone(), annotation) {
+            match state.adopt(key.clone(), assignment) {
                 Ok(true) => adopted += 1,
                 Ok(false) => {}
                 Err(error) => self.shared.log.write(format!("Pod {key}: {error}")),
@@ -177,6 +198,11 @@ impl Reporter {
         }
         if adopted > 0 {
             self.shared.log.write(format!("Took over the GPUs of {adopted} pods from the API server"));
+        }
+        if freed {
+            self.shared.log.write("Freed GPUs of pods that are gone");
+        }
+        if freed || adopted > 0 {
             self.shared.publish(&state);
         }
         Ok(())
@@ -243,6 +269,10 @@ impl Reporter {
         written.status = Some(status);
         Ok(())
     }
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 fn is_code(error: &kube::Error, code: u16) -> bool {

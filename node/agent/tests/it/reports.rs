@@ -214,3 +214,29 @@ async fn owners_are_read_from_the_pods_when_the_checkpoint_is_gone() {
     agent.handle.create_container(&request(&ids[1], "slot-0")).unwrap();
     agent.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn pods_that_went_while_no_agent_ran_are_freed_at_the_next_start() {
+    let (node, cluster) = (Node::new("t4", 3), cluster());
+    let container = |name: &str, slot: &str| ContainerIdentity {
+        pod: PodKey { namespace: "default".into(), name: name.into(), uid: format!("uid-{name}").into() },
+        annotations: BTreeMap::new(),
+        name: "main".into(),
+        devices: vec![slot.to_owned()],
+    };
+    let agent = start(node.options(IdentityMode::Assignment));
+    for (name, slot) in [("gone", "slot-0"), ("stays", "slot-1"), ("static", "slot-2")] {
+        agent.handle.create_container(&container(name, slot)).unwrap();
+    }
+    agent.stop().await;
+    let metadata = |uid: &str| json!({ "namespace": "default", "name": "x", "uid": uid });
+    let mut mirror = metadata("another");
+    mirror["annotations"] = json!({ "kubernetes.io/config.hash": "uid-static" });
+    cluster.lock().unwrap().pods = [metadata("uid-stays"), mirror]
+        .map(|metadata| json!({ "metadata": metadata, "spec": { "containers": [] }, "status": { "phase": "Running" } }))
+        .to_vec();
+    let agent = start(options(&node, &cluster));
+    let used = until(&cluster, |c| c.status().map(|status| status.in_use)).await;
+    assert_eq!(used.iter().map(|used| used.pod.as_str()).collect::<Vec<_>>(), ["static", "stays"]);
+    agent.stop().await;
+}
