@@ -29,14 +29,12 @@ mod openapi;
 pub mod pki;
 mod printers;
 mod registry;
-#[allow(dead_code, reason = "the router is not wired yet")]
 mod remote;
 mod server;
 mod status;
 mod store;
 mod user;
 mod verbs;
-#[allow(dead_code, reason = "the verbs do not call it yet")]
 mod webhook;
 
 pub use error::Error;

@@ -11,7 +11,8 @@ use crate::registry::Registry;
 use crate::remote::NodeBackend;
 use crate::store::Store;
 use crate::user::User;
-use crate::{Error, verbs};
+use crate::webhook::{WebhookServices, Webhooks};
+use crate::{Error, crd, verbs};
 
 /// What a server is made of.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// The version that `/version` reports, as in `v1.34.0`. Some kubectl wrappers choose their binary by it.
     pub version: String,
+    /// The webhooks of this process that `service` references find.
+    pub webhook_services: WebhookServices,
     /// How many changes each resource remembers for watches and paged lists.
     pub history: usize,
 }
@@ -31,7 +34,14 @@ pub struct Options {
 impl Options {
     /// A server in memory with the usual settings.
     pub fn new(clock: SharedClock, ids: SharedIds) -> Self {
-        Self { clock, ids, state_dir: None, version: "v1.33.0+gantry".to_owned(), history: 8192 }
+        Self {
+            clock,
+            ids,
+            state_dir: None,
+            version: "v1.33.0+gantry".to_owned(),
+            webhook_services: WebhookServices::default(),
+            history: 8192,
+        }
     }
 }
 
@@ -47,6 +57,7 @@ pub(crate) struct Inner {
     pub(crate) registry: Registry,
     /// Held while a Service's addresses are chosen and stored.
     pub(crate) allocations: Mutex<()>,
+    pub(crate) webhooks: Webhooks,
     node_backend: RwLock<Option<Arc<dyn NodeBackend>>>,
 }
 
@@ -67,14 +78,17 @@ impl ApiServer {
     /// Service and the built-in priority classes.
     pub fn new(options: Options) -> Result<Self, Error> {
         let store = Store::open(options.state_dir.as_deref(), options.history)?;
+        let (services, ids) = (options.webhook_services.clone(), options.ids.clone());
         let inner = Inner {
             options,
             store,
             registry: Registry::new(),
+            webhooks: Webhooks::new(services, ids),
             allocations: Mutex::default(),
             node_backend: RwLock::default(),
         };
         let server = Self { inner: Arc::new(inner) };
+        crd::register_all(&server.inner);
         for object in first_objects() {
             verbs::bootstrap(&server.inner, object)?;
         }
@@ -98,6 +112,11 @@ impl ApiServer {
 
     fn client_for(&self, user: User) -> kube::Client {
         kube::Client::new(ApiService::new(self.clone(), Some(user)), "default")
+    }
+
+    /// The server as a service whose every request is the administrator's.
+    pub fn admin_service(&self) -> ApiService {
+        ApiService::new(self.clone(), Some(User::admin()))
     }
 
     /// The server as a service for any HTTP transport; it authenticates each request.

@@ -67,6 +67,8 @@ pub(crate) struct Call {
     pub(crate) resource: Arc<Resource>,
     pub(crate) query: Query,
     pub(crate) headers: HeaderMap,
+    /// Whether the server itself makes the request, past all webhooks.
+    pub(crate) is_internal: bool,
     warnings: Mutex<Vec<String>>,
 }
 
@@ -92,6 +94,7 @@ impl Call {
             resource: resource.clone(),
             query: Query::default(),
             headers: HeaderMap::new(),
+            is_internal: true,
             warnings: Mutex::default(),
         }
     }
@@ -114,6 +117,7 @@ impl Call {
             resource: self.resource.clone(),
             query: self.query.clone(),
             headers: self.headers.clone(),
+            is_internal: self.is_internal,
             warnings: Mutex::default(),
         }
     }
@@ -160,6 +164,7 @@ async fn dispatch(
         resource,
         query,
         headers: parts.headers.clone(),
+        is_internal: false,
         warnings: Mutex::default(),
     };
     let result = resource_request(&call, parts, body).await;

@@ -41,7 +41,7 @@ pub(crate) async fn create_object(
         map_at(&mut object, &[]).remove("status");
     }
     (resource.hooks.prepare)(&mut object);
-    if has_generation(&object) {
+    if resource.custom.is_some() || has_generation(&object) {
         map_at(&mut object, &["metadata"]).insert("generation".into(), 1.into());
     }
     for _ in 0..NAME_DRAWS {
@@ -56,7 +56,11 @@ pub(crate) async fn create_object(
         }
         match call.server.store.create(&resource.id, attempt) {
             Err(CommitError::Exists) if generated => {}
-            result => return result.map_err(|error| write::commit_failure(call, &name, error)),
+            Ok(created) => {
+                write::committed(call, &created, false);
+                return Ok(created);
+            }
+            Err(error) => return Err(write::commit_failure(call, &name, error)),
         }
     }
     Err(resource.already_exists(text(&object["metadata"]["generateName"])))

@@ -8,7 +8,7 @@ use jiff::SignedDuration;
 use serde_json::{Value, json};
 
 use super::filter::Filter;
-use super::{meta, view, write};
+use super::{meta, view, webhooks, write};
 use crate::Status;
 use crate::http::{Body, Call, content_type, json_response, parse_json, parse_yaml};
 use crate::json::{items, map_at, text};
@@ -98,7 +98,7 @@ enum Deleted {
 
 pub(crate) async fn delete(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
     let options = DeleteOptions::of(call, bytes)?;
-    match delete_object(call, &call.path.namespace, &call.path.name, &options)? {
+    match delete_object(call, &call.path.namespace, &call.path.name, &options).await? {
         Deleted::Waiting(object) => view::respond(call, 200, &object),
         Deleted::Gone(object) => {
             let status = Status::success(call.resource.named(&call.path.name), object.meta("uid"));
@@ -116,7 +116,7 @@ pub(crate) async fn delete_collection(call: &Call, bytes: &[u8]) -> Result<Respo
     let selected: Vec<&Object> =
         objects.iter().map(Arc::as_ref).filter(|object| filter.matches(object)).collect();
     for object in &selected {
-        match delete_object(call, object.meta("namespace"), object.meta("name"), &options) {
+        match delete_object(call, object.meta("namespace"), object.meta("name"), &options).await {
             Err(status) if status.code == 404 => {}
             result => {
                 result?;
@@ -128,7 +128,7 @@ pub(crate) async fn delete_collection(call: &Call, bytes: &[u8]) -> Result<Respo
     crate::http::encoded(200, view.encoding, view.list(&metadata, &selected))
 }
 
-fn delete_object(
+async fn delete_object(
     call: &Call,
     namespace: &str,
     name: &str,
@@ -140,6 +140,7 @@ fn delete_object(
     loop {
         let old = store.get(&resource.id, &key).ok_or_else(|| resource.not_found(name))?;
         check_preconditions(call, name, &old, options)?;
+        webhooks::validate(call, None, Some(&old.value)).await?;
         let new = mark_deleted(call, &old.value, options);
         let gone = new["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
             && meta::finalizers(&new).is_empty()
@@ -158,7 +159,14 @@ fn delete_object(
         };
         match result {
             Err(CommitError::Stale) => {}
-            result => return result.map_err(|error| write::commit_failure(call, name, error)),
+            Ok(deleted) => {
+                match &deleted {
+                    Deleted::Gone(object) => write::committed(call, object, true),
+                    Deleted::Waiting(object) => write::committed(call, object, false),
+                }
+                return Ok(deleted);
+            }
+            Err(error) => return Err(write::commit_failure(call, name, error)),
         }
     }
 }

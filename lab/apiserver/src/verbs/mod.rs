@@ -12,6 +12,7 @@ mod subresource;
 mod update;
 mod view;
 mod watch;
+mod webhooks;
 mod write;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ pub(crate) use self::connect::connect;
 pub(crate) use self::create::create;
 pub(crate) use self::delete::{delete, delete_collection};
 pub(crate) use self::list::list;
+pub(crate) use self::meta::{finalizers, now};
 pub(crate) use self::patch::patch;
 pub(crate) use self::subresource::{bind, evict, part, scale};
 pub(crate) use self::update::{Part, update};

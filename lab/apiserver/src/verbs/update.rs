@@ -66,7 +66,7 @@ pub(crate) async fn modify(
         let new = merge_part(call, part, new, &old.value);
         let mut new = match part {
             Part::Everything | Part::Finalize => new,
-            Part::Status => write::admit_status(call, new, &old.value)?,
+            Part::Status => write::admit_status(call, new, &old.value).await?,
             Part::Main => write::admit(call, new, Some(&old.value), errors).await?,
         };
         let _allocations = admission::allocate(&call.server, resource, &mut new)?;
@@ -81,14 +81,19 @@ pub(crate) async fn modify(
         if call.dry_run() {
             return Ok(write::unsaved(new));
         }
-        let result = if is_finished(&new) {
+        let is_gone = is_finished(&new);
+        let result = if is_gone {
             call.server.store.delete(&resource.id, &Object::new(new, old.revision))
         } else {
             call.server.store.update(&resource.id, new, old.revision)
         };
         match result {
             Err(CommitError::Stale) => {}
-            result => return result.map_err(|error| write::commit_failure(call, name, error)),
+            Ok(written) => {
+                write::committed(call, &written, is_gone);
+                return Ok(written);
+            }
+            Err(error) => return Err(write::commit_failure(call, name, error)),
         }
     }
     Err(resource.stale(name))

@@ -86,7 +86,10 @@ impl<'a> View<'a> {
         // Cells are computed from the stored form, whatever version was asked for.
         let group = resource.storage_group();
         let now = self.call.server.options.clock.now();
-        let columns = printers::columns(group, &resource.kind);
+        let columns = match &resource.custom {
+            Some(custom) => custom.column_definitions(),
+            None => printers::columns(group, &resource.kind),
+        };
         let rows: Vec<Value> = objects
             .iter()
             .map(|object| {
@@ -95,8 +98,12 @@ impl<'a> View<'a> {
                     IncludeObject::Metadata => partial(&object.value, "PartialObjectMetadata"),
                     IncludeObject::Object => object.value.clone(),
                 };
+                let cells = match &resource.custom {
+                    Some(custom) => custom.row(&object.value, now),
+                    None => printers::row(group, &resource.kind, &object.value, now),
+                };
                 json!({
-                    "cells": printers::row(group, &resource.kind, &object.value, now),
+                    "cells": cells,
                     "object": included,
                 })
             })

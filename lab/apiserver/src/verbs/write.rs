@@ -5,52 +5,97 @@ use std::sync::Arc;
 use gantry_apimachinery::FieldError;
 use serde_json::Value;
 
-use super::meta;
+use super::{meta, webhooks};
 use crate::http::Call;
 use crate::json::text;
 use crate::store::{CommitError, Object};
-use crate::{Status, admission};
+use crate::{Status, admission, crd};
 
-/// Fills in defaults, asks the admission plugins and checks the result, given in its storage version. `errors` are faults
-/// that were found before. Without `old` the object is new.
+/// Fills in defaults, asks the admission plugins and checks the result, given in its storage version. `errors` are
+/// faults that were found before. Without `old` the object is new.
 pub(crate) async fn admit(
     call: &Call,
     mut object: Value,
     old: Option<&Value>,
-    mut errors: Vec<FieldError>,
+    errors: Vec<FieldError>,
 ) -> Result<Value, Status> {
-    let hooks = &call.resource.hooks;
     if let Some(old) = old {
-        (hooks.prepare_update)(&mut object, old);
+        (call.resource.hooks.prepare_update)(&mut object, old);
     }
-    (hooks.default)(&mut object);
+    default(call, &mut object);
     if old.is_none() {
         admission::admit_new(&call.server, &call.resource, &mut object)?;
         // Limits that admission added are requests, too.
-        (hooks.default)(&mut object);
+        default(call, &mut object);
     }
-    meta::drop_nulls(&mut object);
-    meta::validate(call, &object, old, &mut errors);
-    (hooks.validate)(&object, &mut errors);
-    if let Some(old) = old {
-        (hooks.validate_update)(&object, old, &mut errors);
+    let (mut object, changed) = webhooks::mutate(call, object, old).await?;
+    if changed {
+        default(call, &mut object);
     }
-    if errors.is_empty() {
-        Ok(object)
-    } else {
-        Err(call.resource.invalid(text(&object["metadata"]["name"]), &errors))
+    if &*call.resource.id == crd::DEFINITIONS {
+        crd::establish(&call.server, &mut object, &meta::now(&call.server.options.clock));
     }
+    validate(call, &object, old, errors)?;
+    webhooks::validate(call, Some(&object), old).await?;
+    Ok(object)
 }
 
 /// The part of [`admit`] that concerns a write of the status alone.
-pub(crate) fn admit_status(call: &Call, mut object: Value, old: &Value) -> Result<Value, Status> {
+pub(crate) async fn admit_status(call: &Call, mut object: Value, old: &Value) -> Result<Value, Status> {
     meta::drop_nulls(&mut object);
     let mut errors = Vec::new();
     meta::validate(call, &object, Some(old), &mut errors);
+    if let Some(custom) = &call.resource.custom {
+        custom.default(&mut object);
+        errors.extend(custom.validate(&object, Some(old)));
+    }
+    refuse(call, &object, &errors)?;
+    let (object, _) = webhooks::mutate(call, object, Some(old)).await?;
+    webhooks::validate(call, Some(&object), Some(old)).await?;
+    Ok(object)
+}
+
+fn default(call: &Call, object: &mut Value) {
+    (call.resource.hooks.default)(object);
+    if let Some(custom) = &call.resource.custom {
+        custom.default(object);
+    }
+    meta::drop_nulls(object);
+}
+
+fn validate(
+    call: &Call,
+    object: &Value,
+    old: Option<&Value>,
+    mut errors: Vec<FieldError>,
+) -> Result<(), Status> {
+    let hooks = &call.resource.hooks;
+    meta::validate(call, object, old, &mut errors);
+    if let Some(custom) = &call.resource.custom {
+        errors.extend(custom.validate(object, old));
+    }
+    (hooks.validate)(object, &mut errors);
+    if let Some(old) = old {
+        (hooks.validate_update)(object, old, &mut errors);
+    }
+    refuse(call, object, &errors)
+}
+
+fn refuse(call: &Call, object: &Value, errors: &[FieldError]) -> Result<(), Status> {
     if errors.is_empty() {
-        Ok(object)
-    } else {
-        Err(call.resource.invalid(text(&object["metadata"]["name"]), &errors))
+        return Ok(());
+    }
+    Err(call.resource.invalid(text(&object["metadata"]["name"]), errors))
+}
+
+/// What a commit entails at once: a definition of a custom resource takes effect.
+pub(crate) fn committed(call: &Call, object: &Object, is_gone: bool) {
+    if &*call.resource.id != crd::DEFINITIONS {
+        return;
+    }
+    crd::register(&call.server, &object.value, is_gone);
+    if !is_gone && object.value["metadata"].get("deletionTimestamp").is_some() {
+        crd::clean_up(&call.server, object);
     }
 }
 

@@ -1,0 +1,111 @@
+//! A whole day of a controller, a reflector and a lease in a moment, and the same day every time.
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use gantry_apiserver::ApiServer;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::{WatchStreamExt, reflector, watcher};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+/// Counts in a ConfigMap's label how often it was reconciled.
+async fn reconcile(map: Arc<ConfigMap>, client: Arc<Client>) -> Result<Action, kube::Error> {
+    let maps: Api<ConfigMap> = Api::namespaced((*client).clone(), "default");
+    let count: u32 = map.labels().get("seen").and_then(|seen| seen.parse().ok()).unwrap_or(0);
+    if count < 200 {
+        let patch = json!({"metadata": {"labels": {"seen": (count + 1).to_string()}}});
+        maps.patch(&map.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+    }
+    Ok(Action::requeue(Duration::from_secs(600)))
+}
+
+fn spawn_reflector(client: Client, log: Arc<Mutex<Vec<String>>>) {
+    let (reader, writer) = reflector::store::<Pod>();
+    let stream =
+        watcher(Api::<Pod>::all(client), watcher::Config::default()).reflect(writer).applied_objects();
+    tokio::spawn(async move {
+        stream
+            .for_each(|pod| {
+                let line = match pod {
+                    Ok(pod) => format!("pod {} of {}", pod.name_any(), reader.state().len()),
+                    Err(error) => format!("{error}"),
+                };
+                log.lock().unwrap().push(line);
+                futures::future::ready(())
+            })
+            .await;
+    });
+}
+
+async fn hold_lease(client: Client) {
+    let leases: Api<Lease> = Api::namespaced(client, "default");
+    let lease = json!({
+        "metadata": {"name": "leader"}, "spec": {"holderIdentity": "me", "leaseDurationSeconds": 15},
+    });
+    leases.create(&PostParams::default(), &serde_json::from_value(lease).unwrap()).await.unwrap();
+    for turn in 0u32.. {
+        tokio::time::sleep(Duration::from_secs(300)).await;
+        let patch = json!({"spec": {"leaseTransitions": turn}});
+        leases.patch("leader", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+}
+
+/// Runs a day and returns everything that anybody could have seen of it.
+async fn a_day() -> String {
+    let server: ApiServer = common::server();
+    let log: Arc<Mutex<Vec<String>>> = Arc::default();
+    let maps: Api<ConfigMap> = Api::namespaced(server.client(), "default");
+    let pods: Api<Pod> = Api::namespaced(server.client(), "default");
+    for name in ["a", "b", "c"] {
+        let map = json!({"metadata": {"generateName": name}});
+        maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
+    }
+    let context = Arc::new(server.client());
+    tokio::spawn(
+        Controller::new(maps.clone(), watcher::Config::default())
+            .run(reconcile, |_, _, _| Action::requeue(Duration::from_secs(1)), context)
+            .for_each(|_| futures::future::ready(())),
+    );
+    spawn_reflector(server.client(), log.clone());
+    tokio::spawn(hold_lease(server.client()));
+    let all = common::ok(&server, "GET", "/api/v1/configmaps", json!(null)).await;
+    for hour in 0..24 {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        let name = format!("p{}", hour % 5);
+        let _ = pods.delete(&name, &DeleteParams::default()).await;
+        let pod = serde_json::from_value(common::pod(&name)).unwrap();
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+    }
+    let mut seen = log.lock().unwrap().join("\n");
+    for path in ["configmaps", "pods"] {
+        seen += &common::get(&server, &format!("/api/v1/{path}")).await.1.to_string();
+    }
+    seen += &all.to_string();
+    let leases: Api<Lease> = Api::all(server.client());
+    let leases = leases.list(&ListParams::default()).await.unwrap();
+    seen + &serde_json::to_string(&leases).unwrap()
+}
+
+#[test]
+fn the_same_seed_gives_the_same_history_byte_for_byte() {
+    let run = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .unwrap()
+            .block_on(a_day())
+    };
+    let first = run();
+    assert!(first.contains("\"seen\":\"145\""), "each map was reconciled every ten minutes: {first}");
+    assert!(first.contains("pod p4 of 5"), "{first}");
+    assert_eq!(first, run());
+}
