@@ -18,6 +18,7 @@
 mod admission;
 #[allow(dead_code, unused_imports, reason = "the router is not wired yet")]
 mod auth;
+mod controllers;
 mod crd;
 mod discovery;
 mod error;
