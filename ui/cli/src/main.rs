@@ -1,2 +1,54 @@
-//! The gantry binary.
-fn main() {}
+//! The `gantry` binary; called through a link named `kubectl-gpu`, it is kubectl's `gpu` plugin.
+//!
+//! ```text
+//!   args ──▶ up, down        a cluster on this machine   (lab)
+//!        └─▶ get, describe, why   any cluster, through kube::Client   (view)
+//! ```
+//!
+//! Standard output is data, standard error is talk. An error ends with a hint that can be pasted.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks through them")]
+
+mod args;
+mod connect;
+mod gpus;
+mod instance;
+mod output;
+mod up;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Args, Command, Describe, Get};
+
+fn main() -> ExitCode {
+    gantry_kit::install_crypto();
+    let args = Args::parse();
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    match args.command {
+        Command::Up(options) if options.detach => up::detach(&options),
+        Command::Up(options) => runtime()?.block_on(up::run(options)),
+        Command::Down(options) => runtime()?.block_on(up::down(&options)),
+        Command::Clusters => up::list(),
+        Command::Get(Get::Gpus(options)) => runtime()?.block_on(gpus::get(&args.connection, &options)),
+        Command::Describe(Describe::Gpu(options)) => {
+            runtime()?.block_on(gpus::describe(&args.connection, &options))
+        }
+        Command::Why(options) => runtime()?.block_on(why::run(&args.connection, &options)),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "gantry", &mut std::io::stdout());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A cluster that lives as long as a test.
+
+use std::future::Future;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use gantry_apiserver::pki::Pki;
+use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
+use gantry_kit::{CancellationToken, RandomIds, SystemClock};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+/// How long a test waits for a state that must come. Only a failing test waits that long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running cluster with a TLS endpoint and a kubeconfig.
+pub struct Lab {
+    /// The cluster itself, for faults and restarts.
+    pub cluster: Cluster,
+    kubeconfig: PathBuf,
+    cancel: CancellationToken,
+    folder: TempDir,
+}
+
+impl Lab {
+    /// Starts a cluster with `nodes` as pairs of a GPU profile and a number of nodes with eight GPUs each.
+    pub async fn start(nodes: &[(&str, u32)]) -> anyhow::Result<Self> {
+        let groups = nodes
+            .iter()
+            .map(|&(profile, count)| NodeGroup {
+                profile: profile.to_owned(),
+                count,
+                gpus_per_node: 8,
+                ..NodeGroup::default()
+            })
+            .collect();
+        Self::start_with(groups).await
+    }
+
+    /// Starts a cluster with these groups of nodes.
+    pub async fn start_with(nodes: Vec<NodeGroup>) -> anyhow::Result<Self> {
+        gantry_kit::install_crypto();
+        // Unix socket paths are short: the folder lies directly under /tmp.
+        let folder = tempfile::Builder::new().prefix("gl").tempdir_in("/tmp")?;
+        let cancel = CancellationToken::new();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let server = format!("https://{}", listener.local_addr()?);
+        let pki = Pki::load_or_create(&folder.path().join("pki"))?;
+        let kubeconfig = folder.path().join("kubeconfig");
+        pki.write_kubeconfig(&kubeconfig, &server, "lab")?;
+        let cluster = Cluster::start(
+            ClusterOptions {
+                nodes,
+                dir: folder.path().join("run"),
+                state_dir: None,
+                clock: Arc::new(SystemClock),
+                ids: Arc::new(RandomIds::default()),
+            },
+            cancel.clone(),
+        )
+        .await?;
+        let api = cluster.api().clone();
+        tokio::spawn({
+            let cancel = cancel.clone();
+            async move { api.serve_tls(listener, pki.server_identity(), cancel).await }
+        });
+        cluster.ready().await?;
+        Ok(Self { cluster, kubeconfig, cancel, folder })
+    }
+
+    /// The kubeconfig of an administrator.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// A kubeconfig whose default namespace is `namespace`.
+    pub fn kubeconfig_for(&self, namespace: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.folder.path().join(namespace);
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join("kubeconfig");
+        let text = std::fs::read_to_string(&self.kubeconfig)?;
+        let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("read the kubeconfig")?;
+        config["contexts"][0]["context"]["namespace"] = namespace.into();
+        std::fs::write(&path, serde_json::to_vec_pretty(&config)?)?;
+        Ok(path)
+    }
+
+    /// Sends a request in process as an administrator and gives the answer whatever its status.
+    pub async fn send(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Answer> {
+        let body = body.map(serde_json::to_vec).transpose()?.unwrap_or_default();
+        let request = http::Request::builder()
+            .method(method)
+            .uri(path)
+            .header("Content-Type", "application/json")
+            .body(kube::client::Body::from(body))?;
+        let response =
+            self.cluster.client().send(request).await.with_context(|| format!("{method} {path}"))?;
+        let status = response.status().as_u16();
+        let warnings = response
+            .headers()
+            .get_all("warning")
+            .iter()
+            .filter_map(|value| value.to_str().ok().map(str::to_owned))
+            .collect();
+        let bytes = http_body_util::BodyExt::collect(response.into_body()).await?.to_bytes();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Ok(Answer { status, warnings, body })
+    }
+
+    /// POST, whatever the answer.
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        self.send("POST", path, Some(body)).await
+    }
+
+    /// One object.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.send("GET", path, None).await?.ok()
+    }
+
+    /// The items of a list.
+    pub async fn list(&self, path: &str) -> anyhow::Result<Vec<Value>> {
+        match self.get(path).await?["items"].take() {
+            Value::Array(items) => Ok(items),
+            other => bail!("{path} is no list: {other}"),
+        }
+    }
+
+    /// Creates every object of a YAML file as `kubectl create -f` would, with strict field validation.
+    pub async fn apply(&self, file: &Path) -> anyhow::Result<()> {
+        for object in documents(file)? {
+            let path = format!("{}?fieldValidation=Strict", collection(&object)?);
+            self.post(&path, &object).await?.ok()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes every object of a YAML file.
+    pub async fn delete(&self, file: &Path) -> anyhow::Result<()> {
+        for object in documents(file)? {
+            let name = object["metadata"]["name"].as_str().context("metadata.name")?;
+            self.send("DELETE", &format!("{}/{name}", collection(&object)?), None).await?.ok()?;
+        }
+        Ok(())
+    }
+
+    /// Runs a command in the first container of a pod and gives its standard output; fails if it fails.
+    pub async fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> anyhow::Result<String> {
+        let kubectl = crate::kubectls().pop();
+        if let Some(kubectl) = kubectl {
+            let mut arguments = vec!["exec", "-n", namespace, pod, "--"];
+            arguments.extend(command);
+            return kubectl.run(&self.kubeconfig, &arguments).await?.ok();
+        }
+        self.cluster.exec(namespace, pod, command).await.map_err(Into::into)
+    }
+
+    /// Ends the cluster and waits until its parts have stopped.
+    pub async fn stop(self) {
+        self.cluster.shutdown().await;
+        self.cancel.cancel();
+    }
+}
+
+/// What the API server answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: u16,
+    /// The `Warning` headers.
+    pub warnings: Vec<String>,
+    /// The body; null if it is no JSON.
+    pub body: Value,
+}
+
+impl Answer {
+    /// The body, or an error that tells what the server said.
+    pub fn ok(self) -> anyhow::Result<Value> {
+        if self.status < 300 {
+            return Ok(self.body);
+        }
+        bail!("{}: {}", self.status, self.body["message"].as_str().unwrap_or("no message"))
+    }
+}
+
+fn documents(file: &Path) -> anyhow::Result<Vec<Value>> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+    serde_saphyr::from_multiple(&text).with_context(|| format!("parse {}", file.display()))
+}
+
+/// The path of the collection that an object belongs to.
+fn collection(object: &Value) -> anyhow::Result<String> {
+    let version = object["apiVersion"].as_str().context("apiVersion")?;
+    let kind = object["kind"].as_str().context("kind")?;
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default");
+    let root = if version.contains('/') { "apis" } else { "api" };
+    let plural = format!("{}s", kind.to_lowercase());
+    Ok(format!("/{root}/{version}/namespaces/{namespace}/{plural}"))
+}
+
+/// Waits until `probe` gives a value; fails with what it said last if it never does.
+pub async fn eventually<T, F>(what: &str, mut probe: impl FnMut() -> F) -> anyhow::Result<T>
+where
+    F: Future<Output = anyhow::Result<T>>,
+{
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let problem = match probe().await {
+            Ok(value) => return Ok(value),
+            Err(problem) => problem,
+        };
+        if tokio::time::Instant::now() >= deadline {
+            bail!("{what}: not within {} s: {problem:#}", PATIENCE.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,260 @@
+//! One matrix of commands, run with every kubectl on this machine; `docs/compat.md` is made from the outcome.
+//!
+//! `BLESS=1 cargo test -p gantry-testkit kubectl_matrix` rewrites the page.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use gantry_testkit::{Kubectl, Lab, Output, eventually, kubectls};
+
+/// The oldest kubectl that is supported; older ones are run too, and what they cannot do is written down.
+const FLOOR: u32 = 31;
+
+/// One command of the matrix.
+struct Row {
+    /// What the page calls it.
+    name: &'static str,
+    /// What is typed; `{ns}` is the version's namespace, `{root}` the repository, `{node}` a node.
+    command: &'static str,
+    /// What standard output must contain.
+    expect: &'static str,
+    /// How it ends.
+    ends: Ends,
+}
+
+enum Ends {
+    /// With this exit code.
+    With(i32),
+    /// With exit code 0, once the cluster has got there: tried again until then.
+    Eventually,
+    /// Not by itself: it is stopped after a while.
+    Never,
+}
+
+const fn row(name: &'static str, command: &'static str, expect: &'static str) -> Row {
+    Row { name, command, expect, ends: Ends::With(0) }
+}
+
+const fn soon(name: &'static str, command: &'static str, expect: &'static str) -> Row {
+    Row { name, command, expect, ends: Ends::Eventually }
+}
+
+const fn follow(name: &'static str, command: &'static str, expect: &'static str) -> Row {
+    Row { name, command, expect, ends: Ends::Never }
+}
+
+const MATRIX: &[Row] = &[
+    row("version", "version", "Server Version"),
+    row("api-resources", "api-resources", "horizontalpodautoscalers"),
+    row("create namespace", "create namespace {ns}", "namespace/{ns} created"),
+    row("apply -f examples/", "apply -f {root}/examples/", "deployment.apps/multi-gpu-app"),
+    row("apply again", "apply -f {root}/examples/gpu-app-deployment.yaml", "unchanged"),
+    soon("wait", "wait --for=condition=Ready pod/torch-gpu-pod --timeout=20s", "condition met"),
+    soon("rollout status", "rollout status deployment/gpu-app --timeout=20s", "successfully rolled out"),
+    soon("get -o wide", "get pods -o wide", "a100"),
+    row("get -o yaml", "get deployment gpu-app -o yaml", "nvidia.com/gpu: 1"),
+    row("get -o jsonpath", "get pod torch-gpu-pod -o jsonpath={.status.phase}", "Running"),
+    row(
+        "get -o custom-columns",
+        "get pods -o custom-columns=N:.metadata.name,P:.status.phase",
+        "torch-gpu-pod",
+    ),
+    follow("get -w", "get pods -w", "torch-gpu-pod"),
+    row("get hpa", "get hpa", "<unknown>/80%"),
+    row("describe node", "describe node {node}", "nvidia.com/gpu"),
+    row("describe pod", "describe pod torch-gpu-pod", "Scheduled"),
+    row("describe deployment", "describe deployment gpu-app", "NewReplicaSet"),
+    row("logs", "logs torch-gpu-pod", "simulated"),
+    follow("logs -f", "logs -f torch-gpu-pod", "simulated"),
+    row("exec", "exec torch-gpu-pod -- nvidia-smi -L", "GPU 0: "),
+    row("exec ls", "exec torch-gpu-pod -- ls /dev/nvidiactl", "/dev/nvidiactl"),
+    Row {
+        name: "exec, exit code",
+        command: "exec torch-gpu-pod -- sh -c false",
+        expect: "",
+        ends: Ends::With(1),
+    },
+    row("scale", "scale deployment gpu-app --replicas=3", "scaled"),
+    soon("scaled", "get deployment gpu-app -o jsonpath={.status.readyReplicas}", "3"),
+    row("rollout restart", "rollout restart deployment/gpu-app", "restarted"),
+    soon(
+        "rollout status after restart",
+        "rollout status deployment/gpu-app --timeout=20s",
+        "successfully rolled out",
+    ),
+    row("rollout history", "rollout history deployment/gpu-app", "REVISION"),
+    row("rollout undo", "rollout undo deployment/gpu-app", "rolled back"),
+    soon(
+        "rollout status after undo",
+        "rollout status deployment/gpu-app --timeout=20s",
+        "successfully rolled out",
+    ),
+    row("label", "label pod torch-gpu-pod team=research", "labeled"),
+    row("get -l", "get pods -l team=research", "torch-gpu-pod"),
+    row("annotate", "annotate pod torch-gpu-pod note=edited-before", "annotated"),
+    row("edit", "edit pod torch-gpu-pod", "edited"),
+    row("edited", "get pod torch-gpu-pod -o jsonpath={.metadata.annotations.note}", "edited-after"),
+    row(
+        "patch, strategic",
+        r#"patch deployment gpu-app -p {"spec":{"template":{"metadata":{"labels":{"a":"b"}}}}}"#,
+        "patched",
+    ),
+    row(
+        "patch, merge",
+        r#"patch deployment gpu-app --type=merge -p {"metadata":{"labels":{"a":"b"}}}"#,
+        "patched",
+    ),
+    row(
+        "patch, JSON",
+        r#"patch deployment gpu-app --type=json -p [{"op":"replace","path":"/spec/replicas","value":1}]"#,
+        "patched",
+    ),
+    row("set image", "set image deployment/gpu-app gpu-app=gpu-app:2", "image updated"),
+    row("events", "events", "torch-gpu-pod"),
+    row("get events", "get events", "torch-gpu-pod"),
+    row("explain", "explain pod.spec.containers.resources", "limits"),
+    row("create deployment", "create deployment web --image=web --replicas=1", "created"),
+    row("create job", "create job hello --image=busybox -- echo hello", "created"),
+    soon("job completes", "wait --for=condition=Complete job/hello --timeout=20s", "condition met"),
+    row("logs of a job", "logs job/hello", "hello"),
+    row("create configmap", "create configmap settings --from-literal=a=b", "created"),
+    row("create quota", "create quota limit --hard=pods=100", "created"),
+    row(
+        "create -f",
+        "create -f {root}/examples/as-written/torch-gpu-pod.yaml --validate=warn --dry-run=server",
+        "created",
+    ),
+    row("run", "run once --image=busybox --restart=Never -- true", "created"),
+    row("auth can-i", "auth can-i create pods", "yes"),
+    Row {
+        name: "diff",
+        command: "diff -f {root}/examples/gpu-app-deployment.yaml",
+        expect: "replicas",
+        ends: Ends::With(1),
+    },
+    row("cordon", "cordon {node}", "cordoned"),
+    row("drain", "drain {node} --ignore-daemonsets --force --delete-emptydir-data --timeout=25s", "drained"),
+    row("uncordon", "uncordon {node}", "uncordoned"),
+    row("delete", "delete deployment web", "deleted"),
+    row("delete namespace", "delete namespace {ns}", "deleted"),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kubectl_passes_the_matrix() {
+    let kubectls = kubectls();
+    if kubectls.is_empty() {
+        eprintln!("skipped: no kubectl on PATH");
+        return;
+    }
+    let lab = Lab::start(&[("a100-80", 2), ("h100", 2), ("rtx3090", 2)]).await.unwrap();
+    let mut outcomes: BTreeMap<u32, Vec<Option<String>>> = BTreeMap::new();
+    for kubectl in &kubectls {
+        outcomes.insert(kubectl.minor, run_all(&lab, kubectl).await.unwrap());
+    }
+    lab.stop().await;
+    let page = page(&outcomes);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/compat.md");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let failures: Vec<String> = outcomes
+        .iter()
+        .filter(|(minor, _)| **minor >= FLOOR)
+        .flat_map(|(minor, outcomes)| {
+            MATRIX.iter().zip(outcomes).filter_map(move |(row, outcome)| {
+                outcome.as_ref().map(|problem| format!("1.{minor} {}: {problem}", row.name))
+            })
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    // Another machine may have other versions: only what was run here can be compared.
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    for row in MATRIX {
+        assert!(
+            written.contains(row.name),
+            "docs/compat.md lacks {:?}: run this test with BLESS=1",
+            row.name
+        );
+    }
+}
+
+/// Runs the matrix with one kubectl; for each row `None`, or what went wrong.
+async fn run_all(lab: &Lab, kubectl: &Kubectl) -> anyhow::Result<Vec<Option<String>>> {
+    let namespace = format!("matrix-{}", kubectl.minor);
+    let kubeconfig = lab.kubeconfig_for(&namespace)?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
+    let node = lab.cluster.node_names().into_iter().next().context("a node")?;
+    let fill = |text: &str| {
+        text.replace("{ns}", &namespace)
+            .replace("{root}", &root.display().to_string())
+            .replace("{node}", &node)
+    };
+    let mut outcomes = Vec::new();
+    for row in MATRIX {
+        let arguments: Vec<String> = row.command.split(' ').map(fill).collect();
+        let expect = fill(row.expect);
+        let run = async |limit: u64| -> anyhow::Result<Output> {
+            kubectl.run_for(&kubeconfig, &arguments, Duration::from_secs(limit)).await
+        };
+        let outcome = match row.ends {
+            Ends::With(code) => run(30).await.and_then(|output| check(&output, Some(code), &expect)),
+            Ends::Never => run(2).await.and_then(|output| check(&output, None, &expect)),
+            Ends::Eventually => eventually(row.name, async || check(&run(30).await?, Some(0), &expect)).await,
+        };
+        outcomes.push(outcome.err().map(|problem| format!("{problem:#}")));
+    }
+    Ok(outcomes)
+}
+
+fn check(output: &Output, code: Option<i32>, expect: &str) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        output.code == code,
+        "ended with {:?} instead of {code:?}: {}{}",
+        output.code,
+        output.stderr.trim(),
+        output.stdout.trim()
+    );
+    anyhow::ensure!(output.stdout.contains(expect), "no {expect:?} in {:?}", output.stdout);
+    Ok(())
+}
+
+fn page(outcomes: &BTreeMap<u32, Vec<Option<String>>>) -> String {
+    let mut page = String::from(
+        "# kubectl compatibility\n\n\
+         Made by the test `every_kubectl_passes_the_matrix`, which runs each command with every kubectl that it finds\n\
+         against an embedded cluster. Do not edit: `BLESS=1 cargo test -p gantry-testkit kubectl_matrix`.\n\n",
+    );
+    let _ = writeln!(page, "Supported are kubectl 1.{FLOOR} and later.\n");
+    page.push_str("| command |");
+    for minor in outcomes.keys() {
+        let _ = write!(page, " 1.{minor} |");
+    }
+    page.push_str("\n| --- |");
+    page.push_str(&" --- |".repeat(outcomes.len()));
+    page.push('\n');
+    for (index, row) in MATRIX.iter().enumerate() {
+        let _ = write!(page, "| {} |", row.name);
+        for outcomes in outcomes.values() {
+            page.push_str(if outcomes[index].is_none() { " yes |" } else { " no |" });
+        }
+        page.push('\n');
+    }
+    let mut notes = String::new();
+    for (minor, outcomes) in outcomes {
+        for (row, outcome) in MATRIX.iter().zip(outcomes) {
+            if let Some(problem) = outcome {
+                let line = problem.lines().next().unwrap_or_default();
+                let line: String = line.chars().take(160).collect();
+                let _ = writeln!(notes, "- 1.{minor}, {}: {line}", row.name);
+            }
+        }
+    }
+    if !notes.is_empty() {
+        page.push_str("\n## What fails, and with what words\n\n");
+        page.push_str(&notes);
+    }
+    page
+}

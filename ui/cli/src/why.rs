@@ -1,0 +1,84 @@
+//! `gantry why`: where a pod stands, and what would help.
+
+use anyhow::bail;
+use gantry_view::{ReasonView, Snapshot, Why};
+
+use crate::args::{Connection, Format, WhyOptions};
+use crate::{connect, output};
+
+/// Explains one pod.
+pub(crate) async fn run(connection: &Connection, options: &WhyOptions) -> anyhow::Result<()> {
+    let name = pod_name(&options.pod)?;
+    let client = connect::client(connection).await?;
+    let namespace = client.default_namespace().to_owned();
+    let why = Snapshot::load(&client).await?.why(&namespace, name)?;
+    match options.output {
+        Format::Json => output::json(&why),
+        Format::Yaml => output::yaml(&why),
+        Format::Name => {
+            println!("pod/{name}");
+            Ok(())
+        }
+        Format::Table | Format::Wide => {
+            print(&why);
+            Ok(())
+        }
+    }
+}
+
+/// The pod's name from `NAME`, `pod/NAME` or `pod NAME`.
+fn pod_name(words: &[String]) -> anyhow::Result<&str> {
+    let is_pod = |kind: &str| matches!(kind, "pod" | "pods" | "po");
+    match words {
+        [word] => match word.split_once('/') {
+            None => Ok(word),
+            Some((kind, name)) if is_pod(kind) => Ok(name),
+            Some((kind, name)) => bail!("{kind}/{name}: only pods can be explained\nhint: gantry why pod/NAME"),
+        },
+        [kind, name] if is_pod(kind) => Ok(name),
+        [kind, ..] => bail!("{kind}: only pods can be explained\nhint: gantry why pod/NAME"),
+        [] => bail!("no pod is named\nhint: gantry why pod/NAME"),
+    }
+}
+
+fn print(why: &Why) {
+    println!("pod {} {}", why.pod, why.verdict);
+    for (container, gpus) in &why.gpus {
+        println!("  container {container}: {}", gpus.join(", "));
+    }
+    why.reasons.iter().for_each(reason);
+    if let Some(nearest) = &why.nearest {
+        println!("  nearest: {nearest}");
+    }
+    if why.ahead > 0 {
+        let more = if why.ahead > why.first_ahead.len() { ", …" } else { "" };
+        println!("  ahead: {} waiting pods ({}{more})", why.ahead, why.first_ahead.join(", "));
+    }
+    why.advice.iter().for_each(reason);
+}
+
+fn reason(reason: &ReasonView) {
+    let nodes = match reason.nodes {
+        0 => String::new(),
+        1 => "1 node: ".to_owned(),
+        count => format!("{count} nodes: "),
+    };
+    println!("  {} {}: {nodes}{}", reason.code, reason.slug, reason.message);
+    println!("    {}", reason.action);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_named_as_in_kubectl() {
+        let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        for list in [&["a"][..], &["pod/a"], &["po/a"], &["pod", "a"]] {
+            assert_eq!(pod_name(&words(list)).ok(), Some("a"), "{list:?}");
+        }
+        for list in [&["deployment/a"][..], &["job", "a"]] {
+            assert!(pod_name(&words(list)).is_err(), "{list:?}");
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! The `gantry` program as a person at a terminal meets it.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod up;
