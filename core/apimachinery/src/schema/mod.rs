@@ -11,6 +11,7 @@
 mod change;
 mod compile;
 mod formats;
+mod nesting;
 mod node;
 mod rules;
 mod validate;

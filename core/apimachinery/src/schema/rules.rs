@@ -5,6 +5,7 @@ use std::fmt;
 use kube_cel::{CompiledSchema, ErrorKind, ValidationError, compile_schema, validate_compiled};
 use serde_json::Value;
 
+use super::nesting::is_shallow;
 use crate::{FieldError, FieldErrorKind, FieldPath, JsonPath};
 
 const KEYWORD: &str = "x-kubernetes-validations";
@@ -21,11 +22,14 @@ impl fmt::Debug for Rules {
 impl Rules {
     /// The rules anywhere in the schema; `None` when it has none, which spares the objects a conversion.
     pub(super) fn compile(schema: &Value, path: &FieldPath) -> Result<Option<Self>, Vec<FieldError>> {
-        if !has_rules(schema) {
+        let mut errors = Vec::new();
+        if !find_rules(schema, path, &mut errors) {
             return Ok(None);
         }
+        if !errors.is_empty() {
+            return Err(errors);
+        }
         let compiled = compile_schema(schema);
-        let mut errors = Vec::new();
         collect(&compiled, path, &mut errors);
         if errors.is_empty() { Ok(Some(Self(compiled))) } else { Err(errors) }
     }
@@ -60,11 +64,39 @@ impl Rules {
     }
 }
 
-fn has_rules(schema: &Value) -> bool {
+/// Whether there are rules anywhere in the schema. Those that the compiler must not see become errors.
+fn find_rules(schema: &Value, path: &FieldPath, errors: &mut Vec<FieldError>) -> bool {
     match schema {
-        Value::Object(fields) => fields.contains_key(KEYWORD) || fields.values().any(has_rules),
-        Value::Array(items) => items.iter().any(has_rules),
+        Value::Object(fields) => {
+            let mut found = false;
+            for (name, value) in fields {
+                let path = path.child(name);
+                if name == KEYWORD {
+                    refuse_deep_rules(value, &path, errors);
+                    found = true;
+                } else {
+                    found |= find_rules(value, &path, errors);
+                }
+            }
+            found
+        }
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .fold(false, |found, (index, item)| find_rules(item, &path.index(index), errors) || found),
         _ => false,
+    }
+}
+
+fn refuse_deep_rules(rules: &Value, path: &FieldPath, errors: &mut Vec<FieldError>) {
+    for (index, rule) in rules.as_array().into_iter().flatten().enumerate() {
+        for field in ["rule", "messageExpression"] {
+            let expression = rule.get(field).and_then(Value::as_str).unwrap_or_default();
+            if !is_shallow(expression) {
+                let detail = "the expression is nested too deeply: split it into several rules";
+                errors.push(FieldError::invalid(&path.index(index).child(field), expression, detail));
+            }
+        }
     }
 }
 

@@ -362,6 +362,20 @@ fn patterns_and_rules_that_cannot_be_read_are_refused() {
     );
     let text = compile(json!({"type": "string", "x-kubernetes-validations": [{"rule": "self =="}]}));
     assert!(text.starts_with("s.properties[a].x-kubernetes-validations[0].rule: Invalid value"), "{text}");
+    let deep = "(".repeat(500) + "true" + &")".repeat(500);
+    let text = compile(json!({"type": "string", "x-kubernetes-validations": [{"rule": deep}]}));
+    assert!(text.contains("nested too deeply"), "{text}");
+}
+
+proptest! {
+    #[test]
+    fn no_rule_makes_it_panic(rule in "[()\\[\\].,+?: '\"a-c0-9&|=-]{0,40}") {
+        let field = json!({"type": "string", "x-kubernetes-validations": [{"rule": rule}]});
+        let schema = json!({"type": "object", "properties": {"spec": field}});
+        if let Ok(schema) = Schema::compile(&schema, &FieldPath::root()) {
+            schema.validate(&object(&json!("x")), None);
+        }
+    }
 }
 
 fn any_value() -> impl Strategy<Value = Value> {
