@@ -18,7 +18,6 @@
 mod admission;
 #[allow(dead_code, unused_imports, reason = "the router is not wired yet")]
 mod auth;
-mod controllers;
 mod crd;
 mod discovery;
 mod error;
