@@ -16,7 +16,6 @@
 //! It simulates a control plane faithfully enough for kubectl, kube-rs and controllers; it is not for production.
 
 mod admission;
-#[allow(dead_code, unused_imports, reason = "the router is not wired yet")]
 mod auth;
 mod crd;
 mod discovery;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use gantry_kit::{SharedClock, SharedIds};
 use serde_json::{Value, json};
 
+use crate::auth::{Authenticator, default_objects};
 use crate::http::ApiService;
 use crate::registry::Registry;
 use crate::remote::NodeBackend;
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     /// Held while a Service's addresses are chosen and stored.
     pub(crate) allocations: Mutex<()>,
     pub(crate) webhooks: Webhooks,
+    pub(crate) authenticator: Authenticator,
     node_backend: RwLock<Option<Arc<dyn NodeBackend>>>,
 }
 
@@ -85,11 +87,12 @@ impl ApiServer {
             registry: Registry::new(),
             webhooks: Webhooks::new(services, ids),
             allocations: Mutex::default(),
+            authenticator: Authenticator::new(),
             node_backend: RwLock::default(),
         };
         let server = Self { inner: Arc::new(inner) };
         crd::register_all(&server.inner);
-        for object in first_objects() {
+        for object in first_objects().into_iter().chain(default_objects()) {
             verbs::bootstrap(&server.inner, object)?;
         }
         Ok(server)
@@ -98,6 +101,11 @@ impl ApiServer {
     /// Names who answers for the containers of all nodes; until then there are no logs and no `exec`.
     pub fn set_node_backend(&self, backend: Arc<dyn NodeBackend>) {
         *self.inner.node_backend.write().unwrap_or_else(PoisonError::into_inner) = Some(backend);
+    }
+
+    /// Lets whoever shows this bearer token be `user`. What they may do is granted by RBAC objects.
+    pub fn add_token(&self, token: &str, user: User) {
+        self.inner.authenticator.insert(token, user);
     }
 
     /// A client in this process, without socket or TLS, that may do everything. Call within a tokio runtime.

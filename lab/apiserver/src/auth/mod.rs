@@ -23,7 +23,7 @@ use serde_json::Map;
 pub(crate) use self::defaults::default_objects;
 use self::rbac::is_allowed;
 pub(crate) use self::reviews::review;
-pub(crate) use self::tokens::Authenticator;
+pub(crate) use self::tokens::{Authenticator, answer_token_request};
 use crate::store::Store;
 use crate::{Status, User};
 

@@ -6,14 +6,15 @@ use std::sync::{Mutex, PoisonError};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jiff::Timestamp;
+use gantry_apimachinery::{FieldError, FieldPath};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{AUTHENTICATED, service_account_groups};
-use crate::User;
-use crate::json::text;
+use crate::json::{items, set, text};
 use crate::store::{ObjectKey, ResourceId, Store};
+use crate::{ResourceName, Status, User};
 
 /// The audience of tokens that do not name another.
 pub(crate) const AUDIENCE: &str = "https://kubernetes.default.svc.cluster.local";
@@ -101,6 +102,36 @@ impl Authenticator {
         let inner = Sha256::new().chain_update(pad(0x36)).chain_update(message).finalize();
         Sha256::new().chain_update(pad(0x5c)).chain_update(inner).finalize().into()
     }
+}
+
+/// How long a token lives if the request does not say, and the least it may say, in seconds.
+const DEFAULT_SECONDS: i64 = 3600;
+const LEAST_SECONDS: i64 = 600;
+
+/// Answers a `TokenRequest` for a service account.
+pub(crate) fn answer_token_request(
+    authenticator: &Authenticator,
+    account: &Value,
+    mut request: Value,
+    now: Timestamp,
+) -> Result<Value, Status> {
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    if seconds < LEAST_SECONDS {
+        let error = FieldError::invalid(
+            &FieldPath::new("spec.expirationSeconds"),
+            seconds,
+            "may not specify a duration less than 10 minutes",
+        );
+        let name = text(&account["metadata"]["name"]);
+        let kind = ResourceName { group: "authentication.k8s.io", resource: "TokenRequest", name };
+        return Err(Status::invalid(kind, &[error]));
+    }
+    let audiences: Vec<&str> = items(&request["spec"]["audiences"]).iter().map(text).collect();
+    let token = authenticator.issue(account, &audiences, now, seconds);
+    let end = now.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
+    let end = Timestamp::from_second(end.as_second()).unwrap_or(end).to_string();
+    set(&mut request, &["status"], json!({"token": token, "expirationTimestamp": end}));
+    Ok(request)
 }
 
 /// Comparison whose duration tells nothing about where the difference is.

@@ -13,12 +13,14 @@ use http_body_util::BodyExt;
 use tower::{BoxError, Service};
 
 use super::{
-    Accept, Body, Query, RequestPath, ResourcePath, collect, full, json_response, response, status_response,
+    Accept, Body, Query, RequestPath, ResourcePath, collect, decode, full, json_response, response,
+    status_response,
 };
+use crate::auth::{self, Action, authorize};
 use crate::registry::{Behaviour, Resource, Served, Subresource};
 use crate::server::{ApiServer, Inner};
-use crate::store::to_bytes;
-use crate::user::User;
+use crate::store::{ObjectKey, to_bytes};
+use crate::user::{Review, User};
 use crate::verbs::{self, Part};
 use crate::{Status, discovery, openapi};
 use serde_json::json;
@@ -132,11 +134,13 @@ impl Call {
 }
 
 async fn handle(server: Arc<Inner>, user: Option<User>, parts: Parts, body: Body) -> Response<Body> {
-    let user = user.unwrap_or_else(User::admin);
-    let mut response = match dispatch(server, user, parts, body).await {
-        Ok(response) => response,
-        Err(status) => status_response(&status),
+    let now = server.options.clock.now();
+    let caller = auth::identify(&server.store, &server.authenticator, user.as_ref(), &parts.headers, now);
+    let result = match caller {
+        Ok(caller) => dispatch(server, caller, parts, body).await,
+        Err(status) => Err(status),
     };
+    let mut response = result.unwrap_or_else(|status| status_response(&status));
     if let Ok(id) = HeaderValue::from_str("no-cache, private") {
         response.headers_mut().entry(http::header::CACHE_CONTROL).or_insert(id);
     }
@@ -152,7 +156,11 @@ async fn dispatch(
     let served = server.registry.served();
     let path = match RequestPath::parse(parts.uri.path()) {
         RequestPath::Resource(path) => path,
-        other => return about_server(&server, &served, &other, &parts.headers),
+        other => {
+            let verb = parts.method.as_str().to_lowercase();
+            authorize(&server.store, &user, &Action::Path { verb: &verb, path: parts.uri.path() })?;
+            return about_server(&server, &served, &other, &parts.headers);
+        }
     };
     let resource =
         served.find(&path.group, &path.version, &path.resource).cloned().ok_or_else(Status::unknown_path)?;
@@ -244,10 +252,12 @@ async fn resource_request(call: &Call, parts: Parts, body: Body) -> Result<Respo
     if !resource.verbs.contains(&verb) {
         return Err(Status::method_not_allowed(resource.named(&path.name), verb));
     }
+    check_allowed(call, verb)?;
     match (verb, resource.behaviour) {
+        ("create", Behaviour::Review(review)) => answer_review(call, review, &collect(body).await?),
         ("create", Behaviour::Binding) => {
             let bytes = collect(body).await?;
-            let binding = super::decode(&call.headers, &bytes)?.object;
+            let binding = decode(&call.headers, &bytes)?.object;
             verbs::bind(call, crate::json::text(&binding["metadata"]["name"]), &bytes).await
         }
         ("create", Behaviour::Stored) => verbs::create(call, &collect(body).await?).await,
@@ -278,6 +288,7 @@ async fn subresource_request(
     if !subresource.verbs().contains(&verb) {
         return Err(Status::method_not_allowed(call.resource.named(&call.path.name), parts.method.as_str()));
     }
+    check_allowed(call, verb)?;
     match subresource {
         Subresource::Status | Subresource::Approval => {
             verbs::part(call, Part::Status, verb, &collect(body).await?).await
@@ -289,6 +300,44 @@ async fn subresource_request(
         Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward => {
             verbs::connect(call, subresource, &mut parts).await
         }
-        Subresource::Token => Err(Status::unknown_path()),
+        Subresource::Token => issue_token(call, &collect(body).await?),
     }
+}
+
+fn check_allowed(call: &Call, verb: &str) -> Result<(), Status> {
+    let ResourcePath { group, resource, subresource, namespace, name, .. } = &call.path;
+    authorize(
+        &call.server.store,
+        &call.user,
+        &Action::Resource { verb, group, resource, subresource, namespace, name },
+    )
+}
+
+/// Answers a question about identity or permission; nothing is stored.
+fn answer_review(call: &Call, review: Review, bytes: &[u8]) -> Result<Response<Body>, Status> {
+    let mut object = decode(&call.headers, bytes)?.object;
+    verbs::check_type(call, &mut object)?;
+    let server = &call.server;
+    let now = server.options.clock.now();
+    let answer = auth::review(
+        &server.store,
+        &server.authenticator,
+        &call.user,
+        review,
+        &call.path.namespace,
+        object,
+        now,
+    )?;
+    Ok(json_response(201, to_bytes(&answer)))
+}
+
+fn issue_token(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
+    let key = ObjectKey::new(&call.path.namespace, &call.path.name);
+    let account = call.server.store.get(&call.resource.id, &key);
+    let account = account.ok_or_else(|| call.resource.not_found(&call.path.name))?;
+    let mut request = decode(&call.headers, bytes)?.object;
+    verbs::check_type_is(&mut request, "authentication.k8s.io/v1", "TokenRequest")?;
+    let now = call.server.options.clock.now();
+    let answer = auth::answer_token_request(&call.server.authenticator, &account.value, request, now)?;
+    Ok(json_response(201, to_bytes(&answer)))
 }

@@ -25,7 +25,7 @@ pub(crate) use self::connect::connect;
 pub(crate) use self::create::create;
 pub(crate) use self::delete::{delete, delete_collection};
 pub(crate) use self::list::list;
-pub(crate) use self::meta::{finalizers, now};
+pub(crate) use self::meta::{check_type, check_type_is, finalizers, now};
 pub(crate) use self::patch::patch;
 pub(crate) use self::subresource::{bind, evict, part, scale};
 pub(crate) use self::update::{Part, update};
