@@ -10,5 +10,5 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     else {
         return;
     };
-    let _ = gantry_apimachinery::strategic_merge_patch(&object, &patch, Types::builtin(), "core.v1.Pod");
+    let _ = gantry_apimachinery::strategic_merge_patch(Types::builtin(), "core.v1.Pod", &object, &patch);
 });
