@@ -17,6 +17,7 @@
 
 mod admission;
 mod auth;
+mod controllers;
 mod crd;
 mod discovery;
 mod error;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use serde_json::Value;
+use tokio::sync::mpsc;
 
 use self::disk::Disk;
 use self::watch::Watches;
@@ -115,10 +116,14 @@ struct Table {
     watches: Watches,
 }
 
+/// Every change of every resource, in revision order. Its reader must keep up: nothing bounds it.
+pub(crate) type Feed = mpsc::UnboundedReceiver<(ResourceId, Arc<Change>)>;
+
 struct Inner {
     revision: u64,
     tables: BTreeMap<ResourceId, Table>,
     disk: Option<Disk>,
+    feeds: Vec<mpsc::UnboundedSender<(ResourceId, Arc<Change>)>>,
 }
 
 /// See the module's documentation.
@@ -131,7 +136,7 @@ pub(crate) struct Store {
 impl Store {
     /// An empty store, or with a folder the state that it holds.
     pub(crate) fn open(state_dir: Option<&Path>, log_capacity: usize) -> Result<Self, Error> {
-        let mut inner = Inner { revision: 1, tables: BTreeMap::new(), disk: None };
+        let mut inner = Inner { revision: 1, tables: BTreeMap::new(), disk: None, feeds: Vec::new() };
         if let Some(dir) = state_dir {
             let (disk, state) = Disk::open(dir)?;
             inner.disk = Some(disk);
@@ -208,6 +213,17 @@ impl Store {
         Ok((past, table.watches.subscribe(interest)))
     }
 
+    /// Everything that there is, and every change from now on, for the server's own controllers.
+    pub(crate) fn feed(&self) -> (Vec<(ResourceId, Arc<Object>)>, Feed) {
+        let mut inner = self.lock();
+        let (sender, feed) = mpsc::unbounded_channel();
+        inner.feeds.push(sender);
+        let objects = inner.tables.iter().flat_map(|(resource, table)| {
+            table.objects.values().map(move |object| (resource.clone(), object.clone()))
+        });
+        (objects.collect(), feed)
+    }
+
     /// Adds an object under a name that is free. `metadata.resourceVersion` is set here.
     pub(crate) fn create(&self, resource: &ResourceId, value: Value) -> Result<Arc<Object>, CommitError> {
         self.commit(resource, value, |current| match current {
@@ -244,7 +260,7 @@ impl Store {
             value["metadata"]["name"].as_str().unwrap_or_default(),
         );
         let mut inner = self.lock();
-        let Inner { revision: counter, tables, disk } = &mut *inner;
+        let Inner { revision: counter, tables, disk, feeds } = &mut *inner;
         let previous = tables.get(resource).and_then(|table| table.objects.get(&key)).cloned();
         let kind = check(previous.as_ref())?;
         let revision = *counter + 1;
@@ -263,6 +279,7 @@ impl Store {
         }
         let change = Arc::new(Change { kind, object: object.clone(), previous });
         table.watches.publish(&change);
+        feeds.retain(|feed| feed.send((resource.clone(), change.clone())).is_ok());
         table.changes.push_back(change);
         while table.changes.len() > self.log_capacity {
             if let Some(old) = table.changes.pop_front() {

@@ -28,7 +28,7 @@ pub(crate) use self::list::list;
 pub(crate) use self::meta::{check_type, check_type_is, finalizers, now};
 pub(crate) use self::patch::patch;
 pub(crate) use self::subresource::{bind, evict, part, scale};
-pub(crate) use self::update::{Part, update};
+pub(crate) use self::update::{Part, modify, update};
 pub(crate) use self::watch::watch;
 use crate::http::{Body, Call};
 use crate::json::text;

@@ -1,0 +1,191 @@
+//! The controllers that belong to the API server itself: without them deleted owners leave their dependents
+//! behind and deleted namespaces stay for ever.
+//!
+//! ```text
+//!   store ─ every change ─▶ ownership graph, terminating namespaces ─▶ what to look at ─▶ deletions, edits
+//!     ▲                                                                                         │
+//!     └─────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+
+mod gc;
+mod namespaces;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_kit::CancellationToken;
+use serde_json::json;
+
+use self::gc::{Action, Graph, Target, Uid};
+use crate::http::Call;
+use crate::registry::Resource;
+use crate::server::{ApiServer, Inner};
+use crate::store::{Change, ChangeKind, ResourceId};
+use crate::verbs::{Part, modify};
+use crate::{Status, verbs};
+
+/// How long after a failure it is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Something that may have work to do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    Object(Uid),
+    Namespace(String),
+}
+
+/// What can wake the controllers.
+enum Event {
+    Change(ResourceId, Arc<Change>),
+    Retry,
+    Stop,
+}
+
+impl ApiServer {
+    /// Runs garbage collection and the end of namespaces until cancelled.
+    pub async fn run_controllers(&self, cancel: CancellationToken) {
+        let server = &self.inner;
+        let (objects, mut changes) = server.store.feed();
+        let mut state = State::default();
+        for (resource, object) in &objects {
+            state.take_up(resource, &object.value);
+        }
+        drop(objects);
+        loop {
+            state.work(server).await;
+            let event = tokio::select! {
+                () = cancel.cancelled() => Event::Stop,
+                change = changes.recv() => change.map_or(Event::Stop, |(id, change)| Event::Change(id, change)),
+                () = tokio::time::sleep(RETRY), if !state.failed.is_empty() => Event::Retry,
+            };
+            match event {
+                Event::Stop => return,
+                Event::Retry => {
+                    let failed = std::mem::take(&mut state.failed);
+                    state.queue.extend(failed);
+                }
+                Event::Change(resource, change) => {
+                    state.follow(&resource, &change);
+                    // What has happened already is taken up before anything is decided.
+                    while let Ok((resource, change)) = changes.try_recv() {
+                        state.follow(&resource, &change);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    graph: Graph,
+    terminating: BTreeSet<String>,
+    queue: BTreeSet<Work>,
+    failed: BTreeSet<Work>,
+}
+
+impl State {
+    fn follow(&mut self, resource: &ResourceId, change: &Change) {
+        let object = &change.object;
+        if change.kind == ChangeKind::Deleted {
+            self.queue.extend(self.graph.remove(object.meta("uid")).into_iter().map(Work::Object));
+            if &**resource == "namespaces" {
+                self.terminating.remove(object.meta("name"));
+            }
+        } else {
+            self.take_up(resource, &object.value);
+        }
+        let namespace = object.meta("namespace");
+        if self.terminating.contains(namespace) {
+            self.queue.insert(Work::Namespace(namespace.to_owned()));
+        }
+    }
+
+    fn take_up(&mut self, resource: &ResourceId, object: &serde_json::Value) {
+        self.queue.extend(self.graph.upsert(resource, object).into_iter().map(Work::Object));
+        if &**resource == "namespaces" && namespaces::is_terminating(object) {
+            let name = crate::json::text(&object["metadata"]["name"]).to_owned();
+            self.terminating.insert(name.clone());
+            self.queue.insert(Work::Namespace(name));
+        }
+    }
+
+    async fn work(&mut self, server: &Arc<Inner>) {
+        for work in std::mem::take(&mut self.queue) {
+            let result = match &work {
+                Work::Namespace(name) => namespaces::terminate(server, name).await,
+                Work::Object(uid) => {
+                    let served = server.registry.served();
+                    let actions = self
+                        .graph
+                        .examine(uid, |api_version, kind| served.by_kind(api_version, kind).is_some());
+                    perform(server, actions).await
+                }
+            };
+            match result {
+                Ok(()) => {}
+                // Somebody else changed or removed it; that change is on its way here.
+                Err(status) if matches!(status.code, 404 | 409) => {}
+                Err(status) => {
+                    tracing::warn!(?work, %status, "trying again");
+                    self.failed.insert(work);
+                }
+            }
+        }
+    }
+}
+
+async fn perform(server: &Arc<Inner>, actions: Vec<Action>) -> Result<(), Status> {
+    for action in actions {
+        let (Action::Delete(target, _)
+        | Action::RemoveOwners(target, _)
+        | Action::RemoveFinalizer(target, _)) = &action;
+        let stored = server.registry.served().stored();
+        let Some(resource) = stored.iter().find(|resource| resource.id == target.resource) else { continue };
+        match &action {
+            Action::Delete(Target { namespace, name, uid, .. }, policy) => {
+                delete(server, resource, namespace, name, uid, policy).await?;
+            }
+            Action::RemoveOwners(target, owners) => {
+                edit(server, resource, target, |object| gc::without_owners(object, owners)).await?;
+            }
+            Action::RemoveFinalizer(target, finalizer) => {
+                edit(server, resource, target, |object| gc::without_finalizer(object, finalizer)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Deletes this very object. That it is gone already is no failure.
+async fn delete(
+    server: &Arc<Inner>,
+    resource: &Arc<Resource>,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+    policy: &str,
+) -> Result<(), Status> {
+    let call = Call::internal(server, resource, namespace, name);
+    let options = json!({"preconditions": {"uid": uid}, "propagationPolicy": policy}).to_string();
+    match verbs::delete(&call, options.as_bytes()).await {
+        Err(status) if !matches!(status.code, 404 | 409) => Err(status),
+        _ => Ok(()),
+    }
+}
+
+async fn edit(
+    server: &Arc<Inner>,
+    resource: &Arc<Resource>,
+    target: &Target,
+    change: impl Fn(&serde_json::Value) -> serde_json::Value,
+) -> Result<(), Status> {
+    let call = Call::internal(server, resource, &target.namespace, &target.name);
+    modify(&call, Part::Everything, &[], |object| {
+        let same = object["metadata"]["uid"] == target.uid.as_str();
+        Ok(if same { change(object) } else { object.clone() })
+    })
+    .await
+    .map(drop)
+}

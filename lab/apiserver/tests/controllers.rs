@@ -1,0 +1,123 @@
+//! Garbage collection and the end of namespaces, through the API, in virtual time.
+
+#![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_apiserver::{ApiServer, Options};
+use gantry_kit::{CancellationToken, SeededIds, VirtualClock};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+fn server() -> ApiServer {
+    let clock = Arc::new(VirtualClock::new("2026-01-01T00:00:00Z".parse().unwrap()));
+    let server = ApiServer::new(Options::new(clock, Arc::new(SeededIds::new(1)))).unwrap();
+    let controllers = server.clone();
+    tokio::spawn(async move { controllers.run_controllers(CancellationToken::new()).await });
+    server
+}
+
+/// Creates a config map that `owner` owns and blocks.
+async fn create(api: &Api<ConfigMap>, name: &str, owner: Option<&ConfigMap>) -> ConfigMap {
+    let owners = owner.map(|owner| {
+        json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": owner.metadata.name, "uid": owner.metadata.uid,
+            "blockOwnerDeletion": true}])
+    });
+    let object = json!({"metadata": {"name": name, "ownerReferences": owners}});
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+/// Waits for a state that must come.
+async fn until<F: Future<Output = bool>>(mut reached: impl FnMut() -> F) {
+    let waiting = async {
+        while !reached().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), waiting).await.expect("the state is reached");
+}
+
+#[tokio::test(start_paused = true)]
+async fn dependents_follow_their_owner_however_deep() {
+    let api: Api<ConfigMap> = Api::default_namespaced(server().client());
+    let root = create(&api, "root", None).await;
+    let middle = create(&api, "middle", Some(&root)).await;
+    create(&api, "leaf", Some(&middle)).await;
+    create(&api, "other", None).await;
+    api.delete("root", &DeleteParams::background()).await.unwrap();
+    until(|| async { api.get_opt("leaf").await.unwrap().is_none() }).await;
+    assert!(api.get_opt("middle").await.unwrap().is_none());
+    assert!(api.get_opt("other").await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_deleted_in_the_foreground_goes_last() {
+    let api: Api<ConfigMap> = Api::default_namespaced(server().client());
+    let root = create(&api, "root", None).await;
+    create(&api, "held", Some(&root)).await;
+    let hold = json!({"metadata": {"finalizers": ["x.io/hold"]}});
+    api.patch("held", &PatchParams::default(), &Patch::Merge(&hold)).await.unwrap();
+    api.delete("root", &DeleteParams::foreground()).await.unwrap();
+    until(|| async { api.get("held").await.unwrap().metadata.deletion_timestamp.is_some() }).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(api.get("root").await.unwrap().metadata.deletion_timestamp.is_some());
+    let release = json!({"metadata": {"finalizers": null}});
+    api.patch("held", &PatchParams::default(), &Patch::Merge(&release)).await.unwrap();
+    until(|| async { api.get_opt("root").await.unwrap().is_none() }).await;
+    assert!(api.get_opt("held").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn orphans_stay_without_their_owner() {
+    let api: Api<ConfigMap> = Api::default_namespaced(server().client());
+    let root = create(&api, "root", None).await;
+    create(&api, "child", Some(&root)).await;
+    api.delete("root", &DeleteParams::orphan()).await.unwrap();
+    until(|| async { api.get_opt("root").await.unwrap().is_none() }).await;
+    assert_eq!(api.get("child").await.unwrap().metadata.owner_references, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_names_an_owner_that_never_was_goes() {
+    let api: Api<ConfigMap> = Api::default_namespaced(server().client());
+    let mut ghost = create(&api, "ghost", None).await;
+    ghost.metadata.uid = Some("another".to_owned());
+    create(&api, "child", Some(&ghost)).await;
+    until(|| async { api.get_opt("child").await.unwrap().is_none() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_goes_when_its_content_is_gone() {
+    let client = server().client();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespace = serde_json::from_value(json!({"metadata": {"name": "team"}})).unwrap();
+    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    let api: Api<ConfigMap> = Api::namespaced(client, "team");
+    create(&api, "plain", None).await;
+    create(&api, "held", None).await;
+    let hold = json!({"metadata": {"finalizers": ["x.io/hold"]}});
+    api.patch("held", &PatchParams::default(), &Patch::Merge(&hold)).await.unwrap();
+    namespaces.delete("team", &DeleteParams::default()).await.unwrap();
+    until(|| async { api.get_opt("plain").await.unwrap().is_none() }).await;
+
+    let remaining = || async {
+        let status = namespaces.get("team").await.unwrap().status.unwrap();
+        assert_eq!(status.phase.as_deref(), Some("Terminating"));
+        let condition = status
+            .conditions
+            .unwrap_or_default()
+            .into_iter()
+            .find(|c| c.type_ == "NamespaceContentRemaining");
+        condition.and_then(|condition| condition.message)
+    };
+    until(|| async {
+        remaining().await.as_deref()
+            == Some("Some resources are remaining: configmaps. has 1 resource instances")
+    })
+    .await;
+    let release = json!({"metadata": {"finalizers": null}});
+    api.patch("held", &PatchParams::default(), &Patch::Merge(&release)).await.unwrap();
+    until(|| async { namespaces.get_opt("team").await.unwrap().is_none() }).await;
+}
