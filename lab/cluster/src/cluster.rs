@@ -1,0 +1,372 @@
+//! A whole cluster in this process.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gantry_agent::FolderWatch;
+use gantry_apiserver::ApiServer;
+use gantry_gpu::{Profile, SimGpus};
+use gantry_kit::{CancellationToken, SharedClock, SharedIds};
+use gantry_model::FaultKind;
+use k8s_openapi::api::core::v1::Taint;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use serde_json::Value;
+
+use crate::control::Control;
+use crate::kubelet::{AGENT_DAEMON_SET, Hub, KUBELET_VERSION, Kubelet, Recorder, daemon_set};
+use crate::machine::{Machine, Plate, Shared};
+use crate::remote::Backend;
+use crate::{Error, node_lifecycle};
+
+/// How long [`Cluster::ready`] waits.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Nodes that are alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NodeGroup {
+    /// The model of their GPUs, such as `a100-80`. Unused where there are none.
+    pub profile: String,
+    /// How many nodes.
+    pub count: u32,
+    /// GPUs of each node, 0 to 16.
+    pub gpus_per_node: u32,
+    /// Their names are this, a hyphen and a number from 1; the profile if empty.
+    pub name_prefix: String,
+    /// Labels besides those that every node has.
+    pub labels: BTreeMap<String, String>,
+    /// Taints that they register with.
+    pub taints: Vec<Taint>,
+}
+
+impl Default for NodeGroup {
+    /// One node with eight A100 of 80 GB.
+    fn default() -> Self {
+        Self {
+            profile: "a100-80".to_owned(),
+            count: 1,
+            gpus_per_node: 8,
+            name_prefix: String::new(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+        }
+    }
+}
+
+/// What a cluster is made of.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// Its nodes.
+    pub nodes: Vec<NodeGroup>,
+    /// A folder for Unix sockets and CDI files; a short path, for a socket's has room for 107 bytes.
+    pub dir: PathBuf,
+    /// Where the cluster is kept across runs; `None` keeps it in memory.
+    pub state_dir: Option<PathBuf>,
+    /// Where time stamps come from.
+    pub clock: SharedClock,
+    /// Where UIDs and generated names come from.
+    pub ids: SharedIds,
+}
+
+/// A node as the cluster keeps it.
+struct Node {
+    machine: Arc<Machine>,
+    /// The running kubelet; `None` while the node is off.
+    kubelet: Option<CancellationToken>,
+}
+
+/// A running cluster: API server, controllers, scheduler, and nodes with the real agent.
+pub struct Cluster {
+    api: ApiServer,
+    client: Client,
+    backend: Arc<Backend>,
+    nodes: Mutex<BTreeMap<String, Node>>,
+    control: Control,
+    cancel: CancellationToken,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("nodes", &self.nodes().keys()).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Starts everything; the API server answers when this returns, [`Self::ready`] waits for the nodes.
+    ///
+    /// # Errors
+    /// If an option cannot be met, a folder cannot be used, or the kept state cannot be read. Nothing runs then.
+    pub async fn start(options: ClusterOptions, cancel: CancellationToken) -> Result<Self, Error> {
+        let cancel = cancel.child_token();
+        let stop_on_error = cancel.clone().drop_guard();
+        let ClusterOptions { nodes, dir, state_dir, clock, ids } = options;
+        let plates = plates(&nodes, &dir, state_dir.as_deref())?;
+        std::fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
+
+        let mut server = gantry_apiserver::Options::new(Arc::clone(&clock), Arc::clone(&ids));
+        KUBELET_VERSION.clone_into(&mut server.version);
+        server.state_dir = state_dir.as_ref().map(|state| state.join("api"));
+        let api = ApiServer::new(server)?;
+        let backend = Arc::new(Backend::default());
+        api.set_node_backend(backend.clone());
+        let client = api.client();
+        for definition in gantry_api::crds() {
+            apply(&client, definition).await?;
+        }
+
+        let recorder = Recorder::start(client.clone(), Arc::clone(&clock), Arc::clone(&ids), cancel.clone());
+        let control = Control::start(&api, &client, &clock, &ids, &cancel)?;
+        node_lifecycle::start(client.clone(), Arc::clone(&clock), recorder.clone(), cancel.clone());
+        let shared = Shared {
+            hub: Hub::start(client.clone(), cancel.clone()),
+            folder_watch: plates
+                .iter()
+                .any(|plate| plate.gpu_count > 0)
+                .then(FolderWatch::new)
+                .and_then(Result::ok),
+            client: client.clone(),
+            clock,
+            ids,
+            recorder,
+        };
+        let cluster = Self { api, client, backend, nodes: Mutex::default(), control, cancel };
+        for plate in plates {
+            let name = plate.name.clone();
+            let machine = Machine::new(plate, shared.clone());
+            cluster.nodes().insert(name.clone(), Node { machine, kubelet: None });
+            cluster.start_node(&name)?;
+        }
+        apply(&cluster.client, daemon_set()).await?;
+        stop_on_error.disarm();
+        Ok(cluster)
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<String, Node>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The API server, for listeners and clients of other users.
+    pub fn api(&self) -> &ApiServer {
+        &self.api
+    }
+
+    /// A client in this process that may do everything.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The names of all nodes, sorted.
+    pub fn node_names(&self) -> Vec<String> {
+        self.nodes().keys().cloned().collect()
+    }
+
+    /// Completes once every node that is on is Ready and offers all its GPUs.
+    ///
+    /// # Errors
+    /// If that takes two minutes.
+    pub async fn ready(&self) -> Result<(), Error> {
+        let machines: Vec<Arc<Machine>> = self
+            .nodes()
+            .values()
+            .filter(|node| node.kubelet.is_some())
+            .map(|node| Arc::clone(&node.machine))
+            .collect();
+        let all = async {
+            for machine in &machines {
+                // The sender lives in the machine.
+                let _ = machine.ready.subscribe().wait_for(|ready| *ready).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, all).await.map_err(|_| Error::NotReady {
+            nodes: machines
+                .iter()
+                .filter(|machine| !*machine.ready.borrow())
+                .map(|machine| machine.plate.name.clone())
+                .collect(),
+        })
+    }
+
+    /// Makes a GPU fail, by its index on the node.
+    ///
+    /// # Errors
+    /// If there is no such node or GPU.
+    pub fn fault(&self, node: &str, index: usize, kind: FaultKind) -> Result<(), Error> {
+        Ok(self.gpus(node)?.fault(index, kind)?)
+    }
+
+    /// Mends a GPU, whatever it had.
+    ///
+    /// # Errors
+    /// If there is no such node or GPU.
+    pub fn recover(&self, node: &str, index: usize) -> Result<(), Error> {
+        Ok(self.gpus(node)?.recover(index)?)
+    }
+
+    /// The simulated GPUs of a node.
+    ///
+    /// # Errors
+    /// If there is no such node, or it has no GPUs.
+    pub fn gpus(&self, node: &str) -> Result<Arc<SimGpus>, Error> {
+        let machine = self.machine(node)?;
+        machine.plate.gpus.clone().ok_or_else(|| Error::NoGpus { node: node.to_owned() })
+    }
+
+    fn machine(&self, node: &str) -> Result<Arc<Machine>, Error> {
+        let nodes = self.nodes();
+        let known = nodes.get(node).ok_or_else(|| Error::NoSuchNode { node: node.to_owned() })?;
+        Ok(Arc::clone(&known.machine))
+    }
+
+    /// Switches a node off at once: no process ends in good order and nobody tells the API server.
+    ///
+    /// # Errors
+    /// If there is no such node. One that is off stays off.
+    pub fn stop_node(&self, node: &str) -> Result<(), Error> {
+        let machine = self.machine(node)?;
+        let kubelet = self.nodes().get_mut(node).and_then(|node| node.kubelet.take());
+        if let Some(kubelet) = kubelet {
+            kubelet.cancel();
+            machine.power_off();
+            self.backend.set(node, None);
+        }
+        Ok(())
+    }
+
+    /// Switches a node on again.
+    ///
+    /// # Errors
+    /// If there is no such node, or its folder cannot be used. One that is on stays on.
+    pub fn start_node(&self, node: &str) -> Result<(), Error> {
+        let machine = self.machine(node)?;
+        let cancel = self.cancel.child_token();
+        {
+            let mut nodes = self.nodes();
+            let Some(known) = nodes.get_mut(node).filter(|node| node.kubelet.is_none()) else {
+                return Ok(());
+            };
+            known.kubelet = Some(cancel.clone());
+        }
+        self.backend.set(node, Some(Arc::clone(&machine)));
+        Kubelet::start(machine, cancel)
+    }
+
+    /// Restarts a node's kubelet; its containers go on.
+    ///
+    /// # Errors
+    /// If there is no such node, or its folder cannot be used. One that is off stays off.
+    pub fn restart_kubelet(&self, node: &str) -> Result<(), Error> {
+        let machine = self.machine(node)?;
+        let cancel = self.cancel.child_token();
+        let before = {
+            let mut nodes = self.nodes();
+            let Some(kubelet) = nodes.get_mut(node).and_then(|node| node.kubelet.as_mut()) else {
+                return Ok(());
+            };
+            std::mem::replace(kubelet, cancel.clone())
+        };
+        before.cancel();
+        Kubelet::start(machine, cancel)
+    }
+
+    /// Kills the node agent's process; its kubelet starts it again.
+    ///
+    /// # Errors
+    /// If there is no such node.
+    pub fn restart_agent(&self, node: &str) -> Result<(), Error> {
+        let machine = self.machine(node)?;
+        let sandboxes: Vec<_> = machine.sandboxes().values().cloned().collect();
+        for sandbox in sandboxes.iter().filter(|sandbox| {
+            sandbox.namespace == "kube-system" && sandbox.name.starts_with(AGENT_DAEMON_SET)
+        }) {
+            sandbox.stop_all();
+        }
+        Ok(())
+    }
+
+    /// Stops the scheduler and starts it anew; what it knows it reads from the API server again.
+    ///
+    /// # Errors
+    /// If it cannot be set up.
+    pub fn restart_scheduler(&self) -> Result<(), Error> {
+        self.control.restart_scheduler()
+    }
+
+    /// Stops everything. The state that is kept is complete at any time; this only ends the tasks.
+    pub async fn shutdown(&self) {
+        self.cancel.cancel();
+        let machines: Vec<Arc<Machine>> =
+            self.nodes().values().map(|node| Arc::clone(&node.machine)).collect();
+        for machine in machines {
+            machine.power_off();
+        }
+        // Tasks end when they next look; sockets are removed by then.
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+    }
+}
+
+fn plates(
+    groups: &[NodeGroup],
+    dir: &std::path::Path,
+    state_dir: Option<&std::path::Path>,
+) -> Result<Vec<Plate>, Error> {
+    let mut plates: Vec<Plate> = Vec::new();
+    let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
+    for group in groups {
+        let profile = if group.gpus_per_node > 0 { Some(Profile::named(&group.profile)?) } else { None };
+        let prefix = if group.name_prefix.is_empty() { &group.profile } else { &group.name_prefix };
+        for _ in 0..group.count {
+            let number = numbers.entry(prefix.clone()).or_default();
+            *number += 1;
+            let name = format!("{prefix}-{number}");
+            let index = u32::try_from(plates.len()).unwrap_or(u32::MAX);
+            let gpus = match profile {
+                Some(profile) => Some(SimGpus::new(profile, group.gpus_per_node as usize, &name, 0)?),
+                None => None,
+            };
+            let run_dir = dir.join(index.to_string());
+            plates.push(Plate {
+                index,
+                labels: group.labels.clone(),
+                taints: group.taints.clone(),
+                gpus,
+                gpu_count: group.gpus_per_node,
+                state_dir: state_dir
+                    .map_or_else(|| run_dir.join("state"), |state| state.join("nodes").join(&name)),
+                drivers_dir: dir.join("drivers"),
+                run_dir,
+                name,
+            });
+        }
+    }
+    Ok(plates)
+}
+
+/// Creates an object, or brings the one that is there in line.
+async fn apply(client: &Client, object: Value) -> Result<(), kube::Error> {
+    let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+    let types = object.types.clone().unwrap_or_default();
+    let (group, version) = types.api_version.split_once('/').unwrap_or(("", &types.api_version));
+    let resource = ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk(group, version, &types.kind));
+    let api: Api<DynamicObject> = match &object.metadata.namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    match api.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let name = object.metadata.name.clone().unwrap_or_default();
+            api.patch(&name, &PatchParams::default(), &Patch::Merge(&object)).await.map(drop)
+        }
+        result => result.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests;

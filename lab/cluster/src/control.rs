@@ -1,0 +1,51 @@
+//! The control plane of a cluster beside its API server: controllers and scheduler.
+
+use std::sync::{Mutex, PoisonError};
+
+use gantry_apiserver::ApiServer;
+use gantry_kit::{CancellationToken, SharedClock, SharedIds};
+use gantry_scheduler::Scheduler;
+use gantry_workloads::Workloads;
+use kube::Client;
+
+use crate::Error;
+
+/// What runs beside the API server.
+pub(crate) struct Control {
+    scheduler: gantry_scheduler::Options,
+    running: Mutex<CancellationToken>,
+    cancel: CancellationToken,
+}
+
+impl Control {
+    /// Starts controllers and scheduler; they run until `cancel`.
+    pub(crate) fn start(
+        api: &ApiServer,
+        client: &Client,
+        clock: &SharedClock,
+        ids: &SharedIds,
+        cancel: &CancellationToken,
+    ) -> Result<Self, Error> {
+        let (server, token) = (api.clone(), cancel.clone());
+        tokio::spawn(async move { server.run_controllers(token).await });
+        let workloads = gantry_workloads::Options::new(clock.clone(), ids.clone());
+        tokio::spawn(Workloads::new(client.clone(), workloads).run(cancel.clone()));
+        let scheduler = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
+        let control = Self { scheduler, running: Mutex::new(cancel.child_token()), cancel: cancel.clone() };
+        control.restart_scheduler()?;
+        Ok(control)
+    }
+
+    /// Ends the scheduler that runs, if any, and starts another.
+    pub(crate) fn restart_scheduler(&self) -> Result<(), Error> {
+        let (scheduler, _) = Scheduler::new(self.scheduler.clone())?;
+        let next = self.cancel.child_token();
+        let before = {
+            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *running, next.clone())
+        };
+        before.cancel();
+        tokio::spawn(scheduler.run(next));
+        Ok(())
+    }
+}

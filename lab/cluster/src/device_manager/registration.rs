@@ -1,0 +1,105 @@
+//! The `Registration` service on `kubelet.sock`.
+
+use gantry_kit::CancellationToken;
+use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
+use gantry_proto::deviceplugin::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use super::{DeviceManager, listen};
+use crate::Error;
+
+/// Serves until `cancel`, then removes the socket.
+pub(super) fn serve(manager: DeviceManager, cancel: CancellationToken) -> Result<(), Error> {
+    let path = manager.0.options.plugins_dir().join(KUBELET_SOCKET);
+    let (listener, file) = listen(&path)?;
+    tokio::spawn(async move {
+        let served = Server::builder()
+            .add_service(RegistrationServer::new(Service(manager)))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel.cancelled_owned())
+            .await;
+        if let Err(error) = served {
+            tracing::warn!(%error, "the registration service ended");
+        }
+        drop(file);
+    });
+    Ok(())
+}
+
+struct Service(DeviceManager);
+
+#[tonic::async_trait]
+impl Registration for Service {
+    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
+        let request = request.into_inner();
+        check(&request).map_err(Status::invalid_argument)?;
+        let socket = self.0.0.options.plugins_dir().join(&request.endpoint);
+        let socket = socket
+            .to_str()
+            .ok_or_else(|| Status::invalid_argument("the plugin folder is not valid UTF-8"))?;
+        self.0.add_plugin(request.resource_name, socket.to_owned(), request.options.unwrap_or_default());
+        Ok(Response::new(Empty {}))
+    }
+}
+
+/// What the kubelet refuses, in its words.
+fn check(request: &RegisterRequest) -> Result<(), String> {
+    if request.version != VERSION {
+        return Err(format!(
+            "requested API version {:?} is not supported by kubelet. Supported version is [{VERSION:?}]",
+            request.version
+        ));
+    }
+    let name = &request.resource_name;
+    let valid = name.split_once('/').is_some_and(|(domain, rest)| {
+        domain.contains('.')
+            && !domain.ends_with("kubernetes.io")
+            && !rest.is_empty()
+            && rest.len() <= 63
+            && !rest.contains('/')
+    });
+    if !valid {
+        return Err(format!("the ResourceName {name:?} is invalid"));
+    }
+    if request.endpoint.is_empty() || request.endpoint.contains('/') {
+        return Err(format!(
+            "the endpoint {:?} is invalid: it must be the name of a socket in the plugin folder",
+            request.endpoint
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn bad_registrations_are_refused() {
+        let good = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: "a.sock".to_owned(),
+            resource_name: "nvidia.com/gpu".to_owned(),
+            options: None,
+        };
+        assert_eq!(check(&good), Ok(()));
+        for (bad, expected) in [
+            (
+                RegisterRequest { version: "v1alpha".to_owned(), ..good.clone() },
+                "Supported version is [\"v1beta1\"]",
+            ),
+            (
+                RegisterRequest { resource_name: "gpu".to_owned(), ..good.clone() },
+                "the ResourceName \"gpu\" is invalid",
+            ),
+            (RegisterRequest { resource_name: "kubernetes.io/gpu".to_owned(), ..good.clone() }, "is invalid"),
+            (RegisterRequest { endpoint: "../a.sock".to_owned(), ..good.clone() }, "the endpoint"),
+        ] {
+            let error = check(&bad).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The node controller: notices nodes that no longer report, taints them, evicts their pods, and collects pods of nodes
+//! that are gone.
+//!
+//! As kube-controller-manager's, it trusts its own clock only: a node is silent when its Lease has not *changed* for the
+//! grace period, whatever time stands in it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gantry_kit::{CancellationToken, SharedClock};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::kubelet::{Note, Recorder, is_terminal, pod_reference, stamp};
+
+/// How often nodes are looked at (`--node-monitor-period`).
+const PERIOD: Duration = Duration::from_secs(5);
+/// How long a node may be silent (`--node-monitor-grace-period`).
+const GRACE: Duration = Duration::from_secs(40);
+/// What the admission plug-in DefaultTolerationSeconds gives a pod that tolerates neither taint.
+const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
+
+const NOT_READY: &str = "node.kubernetes.io/not-ready";
+const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
+
+/// What the controller knows of a node.
+struct Seen {
+    /// The Lease's time as last read, and when that changed.
+    renewed: Option<MicroTime>,
+    since: Instant,
+}
+
+/// The node controller.
+pub(crate) struct NodeLifecycle {
+    client: Client,
+    clock: SharedClock,
+    recorder: Recorder,
+    seen: HashMap<String, Seen>,
+    /// When a pod is evicted, by UID.
+    evictions: HashMap<String, Instant>,
+}
+
+impl NodeLifecycle {
+    pub(crate) fn new(client: Client, clock: SharedClock, recorder: Recorder) -> Self {
+        Self { client, clock, recorder, seen: HashMap::new(), evictions: HashMap::new() }
+    }
+
+    /// Runs until cancelled.
+    pub(crate) async fn run(mut self, cancel: CancellationToken) {
+        let mut timer = interval(PERIOD);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                _ = timer.tick() => {}
+            }
+            if let Err(error) = self.look().await {
+                tracing::debug!(%error, "nodes could not be looked at");
+            }
+        }
+    }
+
+    async fn look(&mut self) -> Result<(), kube::Error> {
+        let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        let leases = Api::<Lease>::namespaced(self.client.clone(), "kube-node-lease");
+        let mut renewed: HashMap<String, MicroTime> = leases
+            .list(&ListParams::default())
+            .await?
+            .items
+            .into_iter()
+            .filter_map(|lease| Some((lease.name_any(), lease.spec?.renew_time?)))
+            .collect();
+        let now = Instant::now();
+        let mut tainted: BTreeMap<String, Vec<Taint>> = BTreeMap::new();
+        for node in &nodes {
+            let name = node.name_any();
+            let latest = renewed.remove(&name);
+            let seen =
+                self.seen.entry(name.clone()).or_insert_with(|| Seen { renewed: latest.clone(), since: now });
+            if seen.renewed != latest {
+                seen.renewed = latest;
+                seen.since = now;
+            }
+            let silent = now.duration_since(seen.since) >= GRACE;
+            let taints = self.judge(node, silent).await?;
+            let evicting: Vec<Taint> =
+                taints.into_iter().filter(|taint| taint.effect == "NoExecute").collect();
+            if !evicting.is_empty() {
+                tainted.insert(name, evicting);
+            }
+        }
+        let names: Vec<String> = nodes.iter().map(kube::ResourceExt::name_any).collect();
+        self.seen.retain(|name, _| names.contains(name));
+        // Lists of pods are dear; without trouble one look in twelve is enough to collect orphans.
+        if tainted.is_empty() && self.evictions.is_empty() && self.clock.now().as_second() / 5 % 12 != 0 {
+            return Ok(());
+        }
+        self.evict(&tainted, &names, now).await
+    }
+
+    /// Brings a node's condition and taints in line with what is known; gives the taints that it has then.
+    async fn judge(&self, node: &Node, silent: bool) -> Result<Vec<Taint>, kube::Error> {
+        let api = Api::<Node>::all(self.client.clone());
+        let name = node.name_any();
+        let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let ready = conditions
+            .clone()
+            .find(|condition| condition.type_ == "Ready")
+            .map(|condition| condition.status.clone());
+        let state = if silent { "Unknown" } else { ready.as_deref().unwrap_or("False") };
+        if silent && ready.as_deref() != Some("Unknown") {
+            let now = stamp(self.clock.now());
+            let unknown: Vec<Value> = conditions
+                .map(|condition| {
+                    json!({
+                        "type": condition.type_,
+                        "status": "Unknown",
+                        "reason": "NodeStatusUnknown",
+                        "message": "Kubelet stopped posting node status.",
+                        "lastTransitionTime": now,
+                    })
+                })
+                .collect();
+            let patch = Patch::Strategic(json!({"status": {"conditions": unknown}}));
+            api.patch_status(&name, &PatchParams::default(), &patch).await?;
+            self.node_event(node, "NodeNotReady", format!("Node {name} status is now: NodeNotReady"));
+            self.mark_pods(&name).await?;
+        }
+        let wanted = match state {
+            "True" => None,
+            "Unknown" => Some(UNREACHABLE),
+            _ => Some(NOT_READY),
+        };
+        let current = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+        let ours = |taint: &Taint| taint.key == NOT_READY || taint.key == UNREACHABLE;
+        let right = match wanted {
+            None => !current.iter().any(ours),
+            Some(key) => {
+                current.iter().filter(|taint| ours(taint)).count() == 2
+                    && current.iter().filter(|taint| ours(taint)).all(|taint| taint.key == key)
+            }
+        };
+        if right {
+            return Ok(current);
+        }
+        let mut taints: Vec<Value> = current
+            .iter()
+            .filter(|taint| !ours(taint))
+            .filter_map(|taint| serde_json::to_value(taint).ok())
+            .collect();
+        if let Some(key) = wanted {
+            let now = stamp(self.clock.now());
+            taints.push(json!({"key": key, "effect": "NoSchedule", "timeAdded": now}));
+            taints.push(json!({"key": key, "effect": "NoExecute", "timeAdded": now}));
+        }
+        // The version guards the taints of others: a conflict is looked at again in the next round.
+        let patch = json!({
+            "metadata": {"resourceVersion": node.resource_version()},
+            "spec": {"taints": taints},
+        });
+        let patched = match api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(current),
+            result => result?,
+        };
+        Ok(patched.spec.and_then(|spec| spec.taints).unwrap_or_default())
+    }
+
+    /// Pods of a silent node are not ready, so that Services leave them out.
+    async fn mark_pods(&self, node: &str) -> Result<(), kube::Error> {
+        let list = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        for pod in Api::<Pod>::all(self.client.clone()).list(&list).await?.items {
+            if is_terminal(&pod) {
+                continue;
+            }
+            let now = stamp(self.clock.now());
+            let patch = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]}});
+            let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+            match api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                result => {
+                    result?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn evict(
+        &mut self,
+        tainted: &BTreeMap<String, Vec<Taint>>,
+        nodes: &[String],
+        now: Instant,
+    ) -> Result<(), kube::Error> {
+        let pods = Api::<Pod>::all(self.client.clone()).list(&ListParams::default()).await?.items;
+        let mut due = HashMap::new();
+        for pod in &pods {
+            let Some(spec) = &pod.spec else { continue };
+            let Some(node) = spec.node_name.as_deref().filter(|name| !name.is_empty()) else { continue };
+            let Some(uid) = pod.uid() else { continue };
+            if !nodes.iter().any(|known| known == node) {
+                self.delete(pod, Some(0)).await?;
+                continue;
+            }
+            let Some(taints) = tainted.get(node) else { continue };
+            if pod.metadata.deletion_timestamp.is_some() {
+                continue;
+            }
+            let tolerations = spec.tolerations.as_deref().unwrap_or_default();
+            let Some(wait) = patience(taints, tolerations) else { continue };
+            let at = self.evictions.get(&uid).copied().unwrap_or(now + wait);
+            if at <= now {
+                self.recorder.note(Note {
+                    object: pod_reference(pod, None),
+                    component: "taint-eviction-controller",
+                    host: String::new(),
+                    warning: false,
+                    reason: "TaintManagerEviction",
+                    message: format!(
+                        "Marking for deletion Pod {}/{}",
+                        pod.namespace().unwrap_or_default(),
+                        pod.name_any()
+                    ),
+                });
+                self.delete(pod, None).await?;
+            } else {
+                due.insert(uid, at);
+            }
+        }
+        self.evictions = due;
+        Ok(())
+    }
+
+    async fn delete(&self, pod: &Pod, grace: Option<u32>) -> Result<(), kube::Error> {
+        let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        let parameters = DeleteParams {
+            grace_period_seconds: grace,
+            preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),
+            ..DeleteParams::default()
+        };
+        match api.delete(&pod.name_any(), &parameters).await {
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    fn node_event(&self, node: &Node, reason: &'static str, message: String) {
+        self.recorder.note(Note {
+            object: json!({"apiVersion": "v1", "kind": "Node", "name": node.name_any(), "uid": node.uid()}),
+            component: "node-controller",
+            host: String::new(),
+            warning: false,
+            reason,
+            message,
+        });
+    }
+}
+
+/// How long a pod may stay on a node with these `NoExecute` taints; `None` for ever.
+fn patience(taints: &[Taint], tolerations: &[Toleration]) -> Option<Duration> {
+    let mut shortest: Option<Duration> = None;
+    for taint in taints {
+        let matching: Vec<&Toleration> =
+            tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
+        let wait = if matching.is_empty() {
+            let default = taint.key == NOT_READY || taint.key == UNREACHABLE;
+            Some(if default { DEFAULT_TOLERATION } else { Duration::ZERO })
+        } else {
+            matching
+                .iter()
+                .filter_map(|toleration| toleration.toleration_seconds)
+                .min()
+                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+        };
+        if let Some(wait) = wait {
+            shortest = Some(shortest.map_or(wait, |known| known.min(wait)));
+        }
+    }
+    shortest
+}
+
+fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+    let key = toleration.key.as_deref().unwrap_or_default();
+    let exists = toleration.operator.as_deref() == Some("Exists");
+    (key == taint.key || key.is_empty() && exists)
+        && toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == taint.effect)
+        && (exists
+            || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
+}
+
+/// Starts the controller.
+pub(crate) fn start(client: Client, clock: SharedClock, recorder: Recorder, cancel: CancellationToken) {
+    tokio::spawn(NodeLifecycle::new(client, Arc::clone(&clock), recorder).run(cancel));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn tolerations_say_how_long_a_pod_stays() {
+        let taint = |key: &str| -> Taint {
+            serde_json::from_value(json!({"key": key, "effect": "NoExecute"})).unwrap()
+        };
+        let seconds = |n: u64| Some(Duration::from_secs(n));
+        for (key, tolerations, expected) in [
+            (UNREACHABLE, json!([]), seconds(300)),
+            ("other", json!([]), seconds(0)),
+            (
+                UNREACHABLE,
+                json!([{"key": UNREACHABLE, "operator": "Exists", "tolerationSeconds": 30}]),
+                seconds(30),
+            ),
+            (UNREACHABLE, json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute"}]), None),
+            (
+                UNREACHABLE,
+                json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoSchedule"}]),
+                seconds(300),
+            ),
+            (UNREACHABLE, json!([{"operator": "Exists"}]), None),
+            ("other", json!([{"key": "other", "value": "x"}]), seconds(0)),
+        ] {
+            let tolerations: Vec<Toleration> = serde_json::from_value(tolerations.clone()).unwrap();
+            assert_eq!(patience(&[taint(key)], &tolerations), expected, "{key} {tolerations:?}");
+        }
+    }
+}

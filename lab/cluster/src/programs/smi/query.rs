@@ -1,0 +1,197 @@
+//! `--query-gpu`: a table of fields.
+
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::runtime::{Driver, GpuReading};
+
+/// `--format=csv[,noheader][,nounits]`, in any order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Format {
+    noheader: bool,
+    nounits: bool,
+}
+
+impl Format {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut format = Self::default();
+        let mut csv = false;
+        for item in text.split(',').map(str::trim) {
+            match item {
+                "csv" => csv = true,
+                "noheader" => format.noheader = true,
+                "nounits" => format.nounits = true,
+                other => {
+                    return Err(format!(
+                        "\"{other}\" is not a valid format option. Use csv, noheader, nounits."
+                    ));
+                }
+            }
+        }
+        if csv { Ok(format) } else { Err("\"csv\" is required in \"--format=\".".to_owned()) }
+    }
+}
+
+/// What a value may need besides the GPU.
+pub(super) struct Context {
+    pub(super) driver: Driver,
+    pub(super) now: Timestamp,
+    pub(super) count: usize,
+}
+
+/// A queryable field: its names (the first is the header), its unit, and its value; `None` where the GPU has none.
+pub(super) struct Field {
+    names: &'static [&'static str],
+    unit: &'static str,
+    help: &'static str,
+    value: fn(&GpuReading, usize, &Context) -> Option<String>,
+}
+
+macro_rules! fields {
+    ($($names:expr, $unit:literal, $help:literal, $value:expr;)*) => {
+        &[$(Field { names: &$names, unit: $unit, help: $help, value: $value }),*]
+    };
+}
+
+fn watts(milliwatts: u64) -> String {
+    format!("{}.{:02}", milliwatts / 1_000, milliwatts % 1_000 / 10)
+}
+
+fn on_off(state: bool) -> String {
+    if state { "Enabled" } else { "Disabled" }.to_owned()
+}
+
+/// Every field of `--query-gpu` that is simulated.
+pub(super) const GPU_FIELDS: &[Field] = fields![
+    ["timestamp"], "", "when the query was made", |_, _, context| {
+        jiff::fmt::strtime::format("%Y/%m/%d %H:%M:%S.%3f", &context.now.to_zoned(TimeZone::UTC)).ok()
+    };
+    ["driver_version"], "", "version of the NVIDIA driver", |_, _, context| Some(context.driver.version.clone());
+    ["count"], "", "number of GPUs that this container sees", |_, _, context| Some(context.count.to_string());
+    ["name", "gpu_name"], "", "product name", |gpu, _, _| Some(gpu.name.clone());
+    ["serial", "gpu_serial"], "", "serial number", |_, _, _| None;
+    ["uuid", "gpu_uuid"], "", "universally unique identifier", |gpu, _, _| Some(gpu.uuid.clone());
+    ["pci.bus_id", "gpu_bus_id"], "", "PCI bus id as domain:bus:device.function", |gpu, _, _| Some(gpu.bus_id.clone());
+    ["pci.domain"], "", "PCI domain", |gpu, _, _| part(&gpu.bus_id, 0);
+    ["pci.bus"], "", "PCI bus", |gpu, _, _| part(&gpu.bus_id, 1);
+    ["pci.device"], "", "PCI device", |gpu, _, _| part(&gpu.bus_id, 2);
+    ["index"], "", "index in this container, from 0", |_, index, _| Some(index.to_string());
+    ["compute_cap"], "", "CUDA compute capability", |gpu, _, _| {
+        Some(format!("{}.{}", gpu.compute_capability.0, gpu.compute_capability.1))
+    };
+    ["display_mode"], "", "whether a display is connected", |_, _, _| Some(on_off(false));
+    ["display_active"], "", "whether a display is initialised", |_, _, _| Some(on_off(false));
+    ["persistence_mode"], "", "whether the driver stays loaded without clients", |_, _, _| Some(on_off(true));
+    ["compute_mode"], "", "how many contexts may use the GPU", |_, _, _| Some("Default".to_owned());
+    ["mig.mode.current"], "", "whether the GPU is partitioned", |gpu, _, _| gpu.mig.map(on_off);
+    ["mig.mode.pending"], "", "MIG mode after the next reset", |gpu, _, _| gpu.mig.map(on_off);
+    ["fan.speed"], "%", "fan speed", |gpu, _, _| gpu.fan.map(|fan| fan.to_string());
+    ["pstate"], "", "performance state, P0 is the fastest", |gpu, _, _| Some(format!("P{}", gpu.performance_state));
+    ["memory.total", "fb_memory.total"], "MiB", "total memory", |gpu, _, _| Some(gpu.memory_total_mib.to_string());
+    ["memory.reserved"], "MiB", "memory that the driver keeps for itself", |_, _, _| Some("0".to_owned());
+    ["memory.used", "fb_memory.used"], "MiB", "used memory", |gpu, _, _| Some(gpu.memory_used_mib.to_string());
+    ["memory.free", "fb_memory.free"], "MiB", "free memory", |gpu, _, _| {
+        Some(gpu.memory_total_mib.saturating_sub(gpu.memory_used_mib).to_string())
+    };
+    ["utilization.gpu"], "%", "share of time in which a kernel ran", |gpu, _, _| Some(gpu.utilization_gpu.to_string());
+    ["utilization.memory"], "%", "share of time in which memory was accessed", |gpu, _, _| {
+        Some(gpu.utilization_memory.to_string())
+    };
+    ["temperature.gpu"], "", "core temperature in degrees Celsius", |gpu, _, _| Some(gpu.temperature_c.to_string());
+    ["temperature.memory"], "", "memory temperature in degrees Celsius", |_, _, _| None;
+    ["power.management"], "", "whether power is limited", |_, _, _| Some(on_off(true));
+    ["power.draw"], "W", "power draw", |gpu, _, _| Some(watts(gpu.power_draw_mw));
+    ["power.limit"], "W", "power limit", |gpu, _, _| Some(watts(gpu.power_limit_mw));
+    ["enforced.power.limit"], "W", "power limit in force", |gpu, _, _| Some(watts(gpu.power_limit_mw));
+    ["power.default_limit"], "W", "power limit after a reset", |gpu, _, _| Some(watts(gpu.power_limit_mw));
+    ["power.max_limit"], "W", "highest power limit", |gpu, _, _| Some(watts(gpu.power_limit_mw));
+    ["ecc.mode.current"], "", "whether ECC is on", |gpu, _, _| gpu.ecc.map(on_off);
+    ["ecc.mode.pending"], "", "ECC mode after the next reboot", |gpu, _, _| gpu.ecc.map(on_off);
+    ["ecc.errors.corrected.volatile.total"], "", "corrected errors since the driver was loaded", |gpu, _, _| {
+        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+    };
+    ["ecc.errors.uncorrected.volatile.total"], "", "uncorrected errors since the driver was loaded", |gpu, _, _| {
+        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+    };
+    ["ecc.errors.corrected.aggregate.total"], "", "corrected errors over the life of the GPU", |gpu, _, _| {
+        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+    };
+    ["ecc.errors.uncorrected.aggregate.total"], "", "uncorrected errors over the life of the GPU", |gpu, _, _| {
+        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+    };
+];
+
+/// Fields of `--query-compute-apps`. They have no values: no process is visible from within a container.
+pub(super) const APP_FIELDS: &[Field] = fields![
+    ["timestamp"], "", "when the query was made", |_, _, _| None;
+    ["gpu_name"], "", "product name", |_, _, _| None;
+    ["gpu_bus_id"], "", "PCI bus id", |_, _, _| None;
+    ["gpu_uuid"], "", "UUID of the GPU", |_, _, _| None;
+    ["pid"], "", "process id", |_, _, _| None;
+    ["process_name", "name"], "", "program", |_, _, _| None;
+    ["used_gpu_memory", "used_memory"], "MiB", "memory used by the process", |_, _, _| None;
+];
+
+/// One part of a PCI address as the tool prints it, such as `0x07`.
+fn part(bus_id: &str, number: usize) -> Option<String> {
+    bus_id
+        .split([':', '.'])
+        .nth(number)
+        .map(|part| format!("0x{}", part.get(part.len().saturating_sub(4)..).unwrap_or(part)))
+}
+
+/// The CSV for `fields` of `gpus`; an unknown field is refused in the words of the real tool.
+pub(super) fn csv(
+    table: &[Field],
+    fields: &[String],
+    gpus: &[(usize, &GpuReading)],
+    context: &Context,
+    format: Format,
+    first: bool,
+) -> Result<String, String> {
+    let mut chosen = Vec::new();
+    for name in fields {
+        let field = table
+            .iter()
+            .find(|field| field.names.contains(&name.as_str()))
+            .ok_or_else(|| format!("Field \"{name}\" is not a valid field to query.\n"))?;
+        chosen.push(field);
+    }
+    let mut text = String::new();
+    if first && !format.noheader {
+        let names: Vec<String> = chosen
+            .iter()
+            .map(|field| match field.unit {
+                "" => field.names[0].to_owned(),
+                unit => format!("{} [{unit}]", field.names[0]),
+            })
+            .collect();
+        text.push_str(&names.join(", "));
+        text.push('\n');
+    }
+    for (index, gpu) in gpus {
+        let values: Vec<String> = chosen
+            .iter()
+            .map(|field| match (field.value)(gpu, *index, context) {
+                None => "[N/A]".to_owned(),
+                Some(value) if field.unit.is_empty() || format.nounits => value,
+                Some(value) => format!("{value} {}", field.unit),
+            })
+            .collect();
+        text.push_str(&values.join(", "));
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+/// The list of `--help-query-gpu`.
+pub(super) fn help() -> String {
+    let mut text = "List of valid properties to query for the switch \"--query-gpu=\":\n\n".to_owned();
+    for field in GPU_FIELDS {
+        let names: Vec<String> = field.names.iter().map(|name| format!("\"{name}\"")).collect();
+        let _ = writeln!(text, "{}\n{}.\n", names.join(" or "), field.help);
+    }
+    text
+}
