@@ -1,12 +1,15 @@
 //! `exec`, `attach`, `portforward` and `log` as HTTP: from a request to an upgraded connection.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
-use http::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
+use http::header::{
+    CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_PROTOCOL, UPGRADE,
+};
 use http::request::Parts;
 use http::{Response, StatusCode};
-use hyper::upgrade::OnUpgrade;
+use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use serde_json::Map;
 use tokio::sync::mpsc;
@@ -14,14 +17,20 @@ use tokio::sync::mpsc;
 use super::streams::{ErrorStyle, Input, Output, PENDING, run_connection, run_session};
 use super::{
     AttachRequest, Connection, ExecRequest, LogRequest, NodeBackend, NodeError, PodTarget,
-    PortForwardRequest, Session, Streams, websocket,
+    PortForwardRequest, Session, Streams, spdy, websocket,
 };
 use crate::Status;
 use crate::http::{Body, full, response, stream};
 
 const V5: &str = "v5.channel.k8s.io";
 const V4: &str = "v4.channel.k8s.io";
+const V3: &str = "v3.channel.k8s.io";
+const V2: &str = "v2.channel.k8s.io";
 const V1: &str = "channel.k8s.io";
+
+const SPDY: &str = "SPDY/3.1";
+/// Where SPDY clients offer subprotocols.
+const SPDY_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
 /// How many ports one connection may forward: two channels each, named by a byte.
 const MAX_PORTS: usize = 128;
@@ -55,7 +64,7 @@ pub(crate) async fn exec_response(
     backend: &dyn NodeBackend,
     request: ExecRequest,
 ) -> Result<Response<Body>, Status> {
-    let upgrade = Upgrade::of(parts, &[V5, V4, V1])?;
+    let upgrade = Upgrade::of(parts, SESSION)?;
     let streams = request.streams;
     let session = backend.exec(request).await?;
     Ok(upgrade.serve_session(session, streams))
@@ -67,20 +76,24 @@ pub(crate) async fn attach_response(
     backend: &dyn NodeBackend,
     request: AttachRequest,
 ) -> Result<Response<Body>, Status> {
-    let upgrade = Upgrade::of(parts, &[V5, V4, V1])?;
+    let upgrade = Upgrade::of(parts, SESSION)?;
     let streams = request.streams;
     let session = backend.attach(request).await?;
     Ok(upgrade.serve_session(session, streams))
 }
 
-/// `…/portforward?ports=80,443`: connects to every port, then answers 101.
+/// `…/portforward`. Over a WebSocket the query `ports=80,443` names the ports and all are connected before the
+/// answer; over SPDY the client names them as it connects.
 pub(crate) async fn port_forward_response(
     parts: &mut Parts,
-    backend: &dyn NodeBackend,
+    backend: Arc<dyn NodeBackend>,
     target: PodTarget,
     ports: &[u16],
 ) -> Result<Response<Body>, Status> {
-    let upgrade = Upgrade::of(parts, &[V4])?;
+    let upgrade = Upgrade::of(parts, PORT_FORWARD)?;
+    if let Wire::Spdy = upgrade.wire {
+        return Ok(upgrade.serve(move |io| spdy::forward(io, backend, target)));
+    }
     if ports.is_empty() || ports.len() > MAX_PORTS {
         return Err(Status::bad_request(format!("ports: {} given, must be 1 to {MAX_PORTS}", ports.len())));
     }
@@ -89,58 +102,83 @@ pub(crate) async fn port_forward_response(
         let request = PortForwardRequest { target: target.clone(), port: *port };
         connections.push((*port, backend.port_forward(request).await?));
     }
-    Ok(upgrade.serve_ports(connections))
+    Ok(upgrade.serve(move |io| async move {
+        let (input, inputs) = mpsc::channel(PENDING);
+        let (output, outputs) = mpsc::channel(PENDING);
+        tokio::join!(websocket::drive(io, false, input, outputs), run_ports(connections, inputs, output));
+    }))
+}
+
+/// The subprotocols of a request, best first, over each wire.
+#[derive(Debug, Clone, Copy)]
+struct Protocols {
+    websocket: &'static [&'static str],
+    spdy: &'static [&'static str],
+}
+
+const SESSION: Protocols = Protocols { websocket: &[V5, V4, V1], spdy: &[V4, V3, V2] };
+const PORT_FORWARD: Protocols = Protocols { websocket: &[V4], spdy: &["portforward.k8s.io"] };
+
+/// What the connection is going to speak.
+#[derive(Debug)]
+enum Wire {
+    WebSocket { accept: String },
+    Spdy,
 }
 
 /// A connection that is about to speak another protocol.
 struct Upgrade {
     pending: OnUpgrade,
-    accept: String,
+    wire: Wire,
     protocol: &'static str,
 }
 
 impl Upgrade {
     /// Checks the handshake; refuses with what the client can do about it.
-    fn of(parts: &mut Parts, protocols: &[&'static str]) -> Result<Self, Status> {
-        if !websocket::is_requested(&parts.headers) {
-            return Err(Status::bad_request(
-                "Upgrade request required: this server streams over WebSocket only (kubectl 1.31 or newer)",
-            ));
-        }
-        let accept = websocket::accept(&parts.headers).map_err(Status::bad_request)?;
-        let protocol = websocket::choose_protocol(&parts.headers, protocols).ok_or_else(|| {
-            Status::bad_request(format!("unable to negotiate protocol: server supports {protocols:?}"))
+    fn of(parts: &mut Parts, protocols: Protocols) -> Result<Self, Status> {
+        let headers = &parts.headers;
+        let (wire, supported, offered) = if websocket::is_requested(headers) {
+            let accept = websocket::accept(headers).map_err(Status::bad_request)?;
+            (Wire::WebSocket { accept }, protocols.websocket, SEC_WEBSOCKET_PROTOCOL)
+        } else if websocket::has_token(headers, UPGRADE, SPDY) {
+            (Wire::Spdy, protocols.spdy, SPDY_PROTOCOL)
+        } else {
+            return Err(Status::bad_request("Upgrade request required: over WebSocket or SPDY/3.1"));
+        };
+        let protocol = websocket::choose_protocol(headers, offered, supported).ok_or_else(|| {
+            Status::bad_request(format!("unable to negotiate protocol: server supports {supported:?}"))
         })?;
         let pending = parts.extensions.remove::<OnUpgrade>().ok_or_else(|| {
             Status::bad_request("the connection cannot be upgraded: connect over the network, not in process")
         })?;
-        Ok(Self { pending, accept, protocol })
+        Ok(Self { pending, wire, protocol })
     }
 
     fn serve_session(self, session: Session, streams: Streams) -> Response<Body> {
-        let style = if self.protocol == V1 { ErrorStyle::Text } else { ErrorStyle::Status };
-        self.serve(move |inputs, outputs| run_session(session, streams, style, inputs, outputs))
+        let protocol = self.protocol;
+        let is_spdy = matches!(self.wire, Wire::Spdy);
+        let style = if matches!(protocol, V5 | V4) { ErrorStyle::Status } else { ErrorStyle::Text };
+        self.serve(move |io| async move {
+            let (input, inputs) = mpsc::channel(PENDING);
+            let (output, outputs) = mpsc::channel(PENDING);
+            let running = run_session(session, streams, style, inputs, output);
+            if is_spdy {
+                tokio::join!(spdy::drive(io, streams, input, outputs), running);
+            } else {
+                tokio::join!(websocket::drive(io, protocol == V5, input, outputs), running);
+            }
+        })
     }
 
-    fn serve_ports(self, connections: Vec<(u16, Connection)>) -> Response<Body> {
-        self.serve(move |inputs, outputs| run_ports(connections, inputs, outputs))
-    }
-
-    /// Answers 101; the tasks run on their own once the connection is handed over.
-    fn serve<F>(self, run: impl FnOnce(mpsc::Receiver<Input>, mpsc::Sender<Output>) -> F) -> Response<Body>
+    /// Answers 101; `run` gets the connection once it is handed over.
+    fn serve<F>(self, run: impl FnOnce(TokioIo<Upgraded>) -> F + Send + 'static) -> Response<Body>
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let Self { pending, accept, protocol } = self;
-        let (input, inputs) = mpsc::channel(PENDING);
-        let (output, outputs) = mpsc::channel(PENDING);
-        let running = run(inputs, output);
+        let Self { pending, wire, protocol } = self;
         tokio::spawn(async move {
             match pending.await {
-                Ok(upgraded) => {
-                    let driving = websocket::drive(TokioIo::new(upgraded), protocol == V5, input, outputs);
-                    tokio::join!(driving, running);
-                }
+                Ok(upgraded) => run(TokioIo::new(upgraded)).await,
                 Err(error) => tracing::debug!(%error, "a connection was not upgraded"),
             }
         });
@@ -148,12 +186,18 @@ impl Upgrade {
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         let headers = response.headers_mut();
         headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
-        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
-        headers.insert(
-            SEC_WEBSOCKET_ACCEPT,
-            HeaderValue::from_str(&accept).expect("invariant: base64 is a header value"),
-        );
+        match wire {
+            Wire::WebSocket { accept } => {
+                let accept = HeaderValue::from_str(&accept).expect("invariant: base64 is a header value");
+                headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+                headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+                headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+            }
+            Wire::Spdy => {
+                headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
+                headers.insert(SPDY_PROTOCOL, HeaderValue::from_static(protocol));
+            }
+        }
         response
     }
 }
@@ -174,7 +218,10 @@ async fn run_ports(
         }
         let (sender, receiver) = mpsc::channel(PENDING);
         senders.insert(channel, sender);
-        running.spawn(run_connection(connection, channel, receiver, outputs.clone()));
+        let wrap = move |data: Option<Bytes>| {
+            data.map_or(Output::Closed(channel), |data| Output::Data(channel, data))
+        };
+        running.spawn(run_connection(connection, receiver, outputs.clone(), wrap));
     }
     drop(outputs);
     let feeding = async {
@@ -203,7 +250,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::convert::Infallible;
-    use std::sync::Arc;
 
     use futures::future::BoxFuture;
     use futures::stream::BoxStream;
@@ -215,6 +261,7 @@ mod tests {
 
     use super::*;
     use crate::http::status_response;
+    use crate::remote::spdy::tests::{Opener, client_data};
     use crate::remote::websocket::tests::masked;
     use crate::remote::{Exit, streams};
 
@@ -276,13 +323,22 @@ mod tests {
                 exec_response(&mut parts, &Cat, request).await
             }
             "/attach" => attach_response(&mut parts, &Cat, AttachRequest { target: target(), streams }).await,
-            _ => port_forward_response(&mut parts, &Cat, target(), &[80, 443]).await,
+            _ => port_forward_response(&mut parts, Arc::new(Cat), target(), &[80, 443]).await,
         };
         Ok(result.unwrap_or_else(|status| status_response(&status)))
     }
 
-    /// Sends a handshake; returns the connection and the head of the answer.
+    /// Sends a WebSocket handshake; returns the connection and the head of the answer.
     async fn shake_hands(path: &str, protocol: &str) -> (TcpStream, String) {
+        ask(&format!(
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
+             Sec-WebSocket-Protocol: {protocol}\r\n\r\n"
+        ))
+        .await
+    }
+
+    async fn ask(head: &str) -> (TcpStream, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
@@ -292,11 +348,6 @@ mod tests {
             builder.serve_connection(TokioIo::new(stream), service).with_upgrades().await.unwrap();
         });
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let head = format!(
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-             Sec-WebSocket-Protocol: {protocol}\r\n\r\n"
-        );
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
         while !answer.ends_with(b"\r\n\r\n") {
@@ -389,5 +440,71 @@ mod tests {
         let status = log_response(&*backend, request).await.unwrap_err();
         assert_eq!((status.code, status.reason), (400, "BadRequest"));
         assert_eq!(status.message, "container \"c\" in pod \"p\" is waiting to start: ContainerCreating");
+    }
+
+    /// The next SPDY frame: its first word, flags and payload.
+    async fn spdy_frame(stream: &mut TcpStream) -> (u32, u8, Vec<u8>) {
+        let word = stream.read_u32().await.unwrap();
+        let rest = stream.read_u32().await.unwrap().to_be_bytes();
+        let length = u32::from_be_bytes([0, rest[1], rest[2], rest[3]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        stream.read_exact(&mut payload).await.unwrap();
+        (word, rest[0], payload)
+    }
+
+    async fn spdy(path: &str, protocol: &str) -> (TcpStream, String) {
+        ask(&format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: Upgrade\r\n\
+             Upgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: {protocol}\r\n\r\n"
+        ))
+        .await
+    }
+
+    #[tokio::test]
+    async fn exec_over_spdy_carries_streams_pings_and_the_exit_code() {
+        let (mut stream, head) = spdy("/exec", "v4.channel.k8s.io").await;
+        let head = head.to_lowercase();
+        assert!(head.starts_with("http/1.1 101"), "{head}");
+        assert!(head.contains("x-stream-protocol-version: v4.channel.k8s.io"), "{head}");
+        let mut opener = Opener::new();
+        for (id, kind) in [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "stderr")] {
+            stream.write_all(&opener.open(id, &[("streamType", kind)])).await.unwrap();
+            let (word, _, payload) = spdy_frame(&mut stream).await;
+            assert_eq!((word, &payload[..4]), (0x8003_0002, &id.to_be_bytes()[..]));
+        }
+        stream.write_all(b"\x80\x03\0\x06\0\0\0\x04\0\0\0\x01").await.unwrap();
+        assert_eq!(spdy_frame(&mut stream).await, (0x8003_0006, 0, vec![0, 0, 0, 1]));
+        stream.write_all(&client_data(3, b"hello", false)).await.unwrap();
+        assert_eq!(spdy_frame(&mut stream).await, (5, 0, b"hello".to_vec()));
+        stream.write_all(&client_data(3, b"", true)).await.unwrap();
+        let (word, _, report) = spdy_frame(&mut stream).await;
+        let status: Value = serde_json::from_slice(&report).unwrap();
+        assert_eq!((word, &status["reason"]), (1, &json!("NonZeroExitCode")));
+        for id in [5, 7, 1] {
+            assert_eq!(spdy_frame(&mut stream).await, (id, 1, vec![]));
+        }
+        assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn every_connection_of_a_port_forward_has_two_streams() {
+        let (mut stream, _) = spdy("/portforward", "portforward.k8s.io").await;
+        let mut opener = Opener::new();
+        for (id, kind, port, request) in [
+            (1, "error", "80", "0"),
+            (3, "error", "443", "1"),
+            (5, "data", "443", "1"),
+            (7, "data", "80", "0"),
+        ] {
+            let headers = [("streamtype", kind), ("port", port), ("requestID", request)];
+            stream.write_all(&opener.open(id, &headers)).await.unwrap();
+            spdy_frame(&mut stream).await;
+        }
+        stream.write_all(&client_data(5, b"a", true)).await.unwrap();
+        assert_eq!(spdy_frame(&mut stream).await, (5, 0, b"443a".to_vec()));
+        assert_eq!(spdy_frame(&mut stream).await, (5, 1, vec![]));
+        assert_eq!(spdy_frame(&mut stream).await, (3, 1, vec![]));
+        stream.write_all(&client_data(7, b"b", false)).await.unwrap();
+        assert_eq!(spdy_frame(&mut stream).await, (7, 0, b"80b".to_vec()));
     }
 }

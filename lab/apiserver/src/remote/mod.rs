@@ -9,6 +9,7 @@
 //! The server turns the wire protocol into a [`Session`] of channels and back; it knows nothing of containers.
 
 mod exec;
+mod spdy;
 mod streams;
 mod websocket;
 

@@ -108,12 +108,13 @@ pub(super) async fn run_session(
     }
 }
 
-/// Runs one forwarded port; data of the client comes as `channel`, errors go to the channel after it.
-pub(super) async fn run_connection(
+/// Runs one forwarded connection until both directions have ended. `wrap` addresses what comes from the pod;
+/// `None` is its end.
+pub(super) async fn run_connection<T>(
     connection: Connection,
-    channel: u8,
     mut inputs: mpsc::Receiver<Bytes>,
-    outputs: mpsc::Sender<Output>,
+    outputs: mpsc::Sender<T>,
+    wrap: impl Fn(Option<Bytes>) -> T,
 ) {
     let Connection { to_pod, mut from_pod } = connection;
     let sending = async move {
@@ -123,13 +124,14 @@ pub(super) async fn run_connection(
             }
         }
     };
-    let receiving = async {
-        while let Some(data) = from_pod.recv().await {
-            if outputs.send(Output::Data(channel, data)).await.is_err() {
+    let receiving = async move {
+        loop {
+            let data = from_pod.recv().await;
+            let last = data.is_none();
+            if outputs.send(wrap(data)).await.is_err() || last {
                 return;
             }
         }
-        let _ = outputs.send(Output::Closed(channel)).await;
     };
     tokio::join!(sending, receiving);
 }

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::HeaderMap;
-use http::header::{CONNECTION, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE};
+use http::header::{CONNECTION, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
 use sha1::{Digest, Sha1};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -67,9 +67,14 @@ pub(super) fn accept(headers: &HeaderMap) -> Result<String, &'static str> {
     Ok(STANDARD.encode(Sha1::new().chain_update(key).chain_update(GUID).finalize()))
 }
 
-/// The first of `supported` that the client offers.
-pub(super) fn choose_protocol(headers: &HeaderMap, supported: &[&'static str]) -> Option<&'static str> {
-    supported.iter().copied().find(|name| tokens(headers, SEC_WEBSOCKET_PROTOCOL).any(|offer| offer == *name))
+/// The first of `supported` that the client offers in the header `offered`.
+pub(super) fn choose_protocol(
+    headers: &HeaderMap,
+    offered: http::HeaderName,
+    supported: &[&'static str],
+) -> Option<&'static str> {
+    let offers: Vec<&str> = tokens(headers, offered).collect();
+    supported.iter().copied().find(|name| offers.contains(name))
 }
 
 /// A message or control frame of the client.
@@ -276,6 +281,7 @@ pub(super) async fn drive(
 pub(super) mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use http::header::SEC_WEBSOCKET_PROTOCOL;
     use proptest::prelude::*;
 
     use super::*;
@@ -321,8 +327,8 @@ pub(super) mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(SEC_WEBSOCKET_PROTOCOL, "v4.channel.k8s.io, v5.channel.k8s.io".parse().unwrap());
         let supported = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
-        assert_eq!(choose_protocol(&headers, &supported), Some("v5.channel.k8s.io"));
-        assert_eq!(choose_protocol(&headers, &["channel.k8s.io"]), None);
+        assert_eq!(choose_protocol(&headers, SEC_WEBSOCKET_PROTOCOL, &supported), Some("v5.channel.k8s.io"));
+        assert_eq!(choose_protocol(&headers, SEC_WEBSOCKET_PROTOCOL, &["channel.k8s.io"]), None);
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub(crate) async fn connect(
                         .map_err(|_| Status::bad_request(format!("unable to parse {port:?} as a port")))
                 })
                 .collect::<Result<_, _>>()?;
-            port_forward_response(parts, &*backend, target, &ports).await
+            port_forward_response(parts, backend, target, &ports).await
         }
     }
 }
