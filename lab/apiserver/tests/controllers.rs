@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gantry_apiserver::{ApiServer, Options};
 use gantry_kit::{CancellationToken, SeededIds, VirtualClock};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
@@ -119,5 +119,26 @@ async fn a_namespace_goes_when_its_content_is_gone() {
     .await;
     let release = json!({"metadata": {"finalizers": null}});
     api.patch("held", &PatchParams::default(), &Patch::Merge(&release)).await.unwrap();
+    until(|| async { namespaces.get_opt("team").await.unwrap().is_none() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_namespace_has_its_default_account() {
+    let client = server().client();
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let namespace = serde_json::from_value(json!({"metadata": {"name": "team"}})).unwrap();
+    namespaces.create(&PostParams::default(), &namespace).await.unwrap();
+    for name in ["default", "kube-system", "team"] {
+        let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), name);
+        until(|| async { accounts.get_opt("default").await.unwrap().is_some() }).await;
+        let uid = accounts.get("default").await.unwrap().metadata.uid;
+        accounts.delete("default", &DeleteParams::default()).await.unwrap();
+        until(|| async {
+            accounts.get_opt("default").await.unwrap().is_some_and(|found| found.metadata.uid != uid)
+        })
+        .await;
+    }
+    // A namespace that ends is not given another.
+    namespaces.delete("team", &DeleteParams::default()).await.unwrap();
     until(|| async { namespaces.get_opt("team").await.unwrap().is_none() }).await;
 }

@@ -32,7 +32,10 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
     Object(Uid),
+    /// A namespace on its way out.
     Namespace(String),
+    /// A namespace whose pods need the account that they run under unless they name another.
+    Account(String),
 }
 
 /// What can wake the controllers.
@@ -43,7 +46,8 @@ enum Event {
 }
 
 impl ApiServer {
-    /// Runs garbage collection and the end of namespaces until cancelled.
+    /// Runs garbage collection and what belongs to namespaces (their `default` ServiceAccount, their end) until
+    /// cancelled.
     pub async fn run_controllers(&self, cancel: CancellationToken) {
         let server = &self.inner;
         let (objects, mut changes) = server.store.feed();
@@ -90,8 +94,12 @@ impl State {
         let object = &change.object;
         if change.kind == ChangeKind::Deleted {
             self.queue.extend(self.graph.remove(object.meta("uid")).into_iter().map(Work::Object));
-            if &**resource == "namespaces" {
-                self.terminating.remove(object.meta("name"));
+            match &**resource {
+                "namespaces" => drop(self.terminating.remove(object.meta("name"))),
+                "serviceaccounts" if object.meta("name") == namespaces::DEFAULT_ACCOUNT => {
+                    self.queue.insert(Work::Account(object.meta("namespace").to_owned()));
+                }
+                _ => {}
             }
         } else {
             self.take_up(resource, &object.value);
@@ -104,10 +112,14 @@ impl State {
 
     fn take_up(&mut self, resource: &ResourceId, object: &serde_json::Value) {
         self.queue.extend(self.graph.upsert(resource, object).into_iter().map(Work::Object));
-        if &**resource == "namespaces" && namespaces::is_terminating(object) {
+        if &**resource == "namespaces" {
             let name = crate::json::text(&object["metadata"]["name"]).to_owned();
-            self.terminating.insert(name.clone());
-            self.queue.insert(Work::Namespace(name));
+            if namespaces::is_terminating(object) {
+                self.terminating.insert(name.clone());
+                self.queue.insert(Work::Namespace(name));
+            } else {
+                self.queue.insert(Work::Account(name));
+            }
         }
     }
 
@@ -115,6 +127,7 @@ impl State {
         for work in std::mem::take(&mut self.queue) {
             let result = match &work {
                 Work::Namespace(name) => namespaces::terminate(server, name).await,
+                Work::Account(name) => namespaces::ensure_account(server, name).await,
                 Work::Object(uid) => {
                     let served = server.registry.served();
                     let actions = self

@@ -1,4 +1,5 @@
-//! Ends namespaces: deletes what is in them, tells what remains, and lets them go when nothing does.
+//! Equips namespaces with the account that every pod may use, and ends them: deletes what is in them, tells what
+//! remains, and lets them go when nothing does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +13,27 @@ use crate::json::{items, map_at, text};
 use crate::registry::Resource;
 use crate::server::Inner;
 use crate::store::{ObjectKey, ResourceId};
-use crate::verbs::{Part, finalizers, modify, now};
+use crate::verbs::{Part, create_object, finalizers, modify, now};
+
+/// The ServiceAccount of pods that name none.
+pub(super) const DEFAULT_ACCOUNT: &str = "default";
+
+/// Creates the `default` ServiceAccount of a namespace that stays.
+pub(super) async fn ensure_account(server: &Arc<Inner>, namespace: &str) -> Result<(), Status> {
+    let key = ObjectKey::new("", namespace);
+    let stays =
+        server.store.get(&ResourceId::from("namespaces"), &key).is_some_and(|ns| !is_terminating(&ns.value));
+    let served = server.registry.served();
+    let Some(accounts) = served.by_kind("v1", "ServiceAccount") else { return Ok(()) };
+    if !stays || server.store.get(&accounts.id, &ObjectKey::new(namespace, DEFAULT_ACCOUNT)).is_some() {
+        return Ok(());
+    }
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": DEFAULT_ACCOUNT, "namespace": namespace},
+    });
+    let call = Call::internal(server, accounts, namespace, "");
+    create_object(&call, account, &[]).await.map(drop)
+}
 
 /// What keeps a namespace, with how many objects each.
 #[derive(Debug, Default, PartialEq, Eq)]

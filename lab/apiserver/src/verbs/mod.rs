@@ -22,7 +22,7 @@ use http::Response;
 use serde_json::Value;
 
 pub(crate) use self::connect::connect;
-pub(crate) use self::create::create;
+pub(crate) use self::create::{create, create_object};
 pub(crate) use self::delete::{delete, delete_collection};
 pub(crate) use self::list::list;
 pub(crate) use self::meta::{check_type, check_type_is, finalizers, now};

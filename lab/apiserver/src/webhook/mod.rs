@@ -33,7 +33,6 @@ pub(crate) enum Operation {
     Create,
     Update,
     Delete,
-    Connect,
 }
 
 impl Operation {
@@ -42,7 +41,6 @@ impl Operation {
             Self::Create => "CREATE",
             Self::Update => "UPDATE",
             Self::Delete => "DELETE",
-            Self::Connect => "CONNECT",
         }
     }
 }
@@ -245,7 +243,6 @@ pub(crate) fn options(operation: Operation, field_manager: Option<&str>, dry_run
         Operation::Create => "CreateOptions",
         Operation::Update => "UpdateOptions",
         Operation::Delete => "DeleteOptions",
-        Operation::Connect => return Value::Null,
     };
     let mut options = Map::from_iter([
         ("kind".to_owned(), kind.into()),
