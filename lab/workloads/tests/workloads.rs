@@ -470,3 +470,54 @@ async fn many_pods_cost_few_writes_besides_their_own() {
     let version: u64 = wide["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
     assert!(version < 3000 + 200, "{version} writes for 3000 pods");
 }
+
+#[tokio::test(start_paused = true)]
+async fn controllers_that_are_killed_and_started_again_make_no_pod_twice() {
+    let mut cluster = Cluster::start(&["n1"]).await;
+    cluster.apply(deployment(300, "a", &json!({}))).await;
+    cluster.apply(job("train", &json!({"completions": 100, "parallelism": 50}), json!({SECONDS: "5"}))).await;
+    for _ in 0..8 {
+        // Not a multiple of anything: the kill comes amid whatever is going on.
+        tokio::time::sleep(std::time::Duration::from_millis(737)).await;
+        cluster.restart();
+    }
+    cluster.until(&format!("{APPS}/deployments/web"), is_rolled_out).await;
+    let done = cluster.until(&format!("{BATCH}/jobs/train"), |job| !reason(job, "Complete").is_empty()).await;
+    assert_eq!(done["status"]["succeeded"], 100);
+    let pods = cluster.pods().await;
+    let of = |app: &str| pods.iter().filter(|pod| pod["metadata"]["labels"]["app"] == app).count();
+    assert_eq!((of("web"), of("train")), (300, 100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_expire_are_made_good_by_a_list() {
+    let cluster = Cluster::with_history(&["n1"], 4).await;
+    cluster.apply(deployment(200, "a", &json!({}))).await;
+    let path = format!("{APPS}/deployments/web");
+    cluster.until(&path, is_rolled_out).await;
+    cluster.patch(&path, json!({"spec": {"template": template("web", "b", json!({}))}})).await;
+    cluster.until(&path, is_rolled_out).await;
+    assert_eq!(images(&cluster.until_pods(|pods| pods.len() == 200).await), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_same_input_gives_the_same_history() {
+    let mut histories = Vec::new();
+    for _ in 0..2 {
+        let cluster = Cluster::start(&["n1", "n2"]).await;
+        let path = format!("{APPS}/deployments/web");
+        cluster.apply(deployment(5, "a", &json!({}))).await;
+        cluster.apply(job("bad", &json!({"backoffLimit": 1}), json!({SECONDS: "3", EXIT: "1"}))).await;
+        cluster.until(&path, is_rolled_out).await;
+        cluster.patch(&path, json!({"spec": {"template": template("web", "b", json!({}))}})).await;
+        cluster.until(&path, is_rolled_out).await;
+        cluster.until(&format!("{BATCH}/jobs/bad"), |job| !reason(job, "Failed").is_empty()).await;
+        let mut history = Vec::new();
+        for resource in ["pods", "events", "endpoints"] {
+            history.extend(cluster.list(&format!("{CORE}/{resource}")).await);
+        }
+        history.extend(cluster.list(&format!("{APPS}/replicasets")).await);
+        histories.push(history);
+    }
+    assert_eq!(histories[0], histories[1], "names, UIDs, versions and time stamps included");
+}

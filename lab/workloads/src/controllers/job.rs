@@ -39,6 +39,9 @@ const LABELS: [(&str, bool); 4] = [
 
 /// What to do for a Job that has these pods.
 pub(crate) fn plan(job: &Value, pods: &[Arc<Pod>], now: Timestamp) -> Plan {
+    if !matches!(job.text("/spec/managedBy"), "" | "kubernetes.io/job-controller") {
+        return Plan::default();
+    }
     if ["Complete", "Failed"].iter().any(|kind| job.is_true(kind)) {
         return finished(job, pods, now);
     }

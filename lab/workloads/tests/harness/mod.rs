@@ -30,6 +30,7 @@ pub const UNREADY: &str = "test/unready";
 
 pub struct Cluster {
     pub client: Client,
+    clock: Arc<VirtualClock>,
 
     cancel: CancellationToken,
 }
@@ -43,22 +44,32 @@ impl Drop for Cluster {
 impl Cluster {
     /// A cluster with these nodes that starts at New Year 2026.
     pub async fn start(nodes: &[&str]) -> Self {
+        Self::with_history(nodes, 8192).await
+    }
+
+    /// A cluster whose server remembers so many changes of each kind.
+    pub async fn with_history(nodes: &[&str], history: usize) -> Self {
         let clock = Arc::new(VirtualClock::new("2026-01-01T00:00:00Z".parse().unwrap()));
         let ids = Arc::new(SeededIds::new(1));
-        let server = ApiServer::new(ServerOptions::new(clock.clone(), ids.clone())).unwrap();
+        let options = ServerOptions { history, ..ServerOptions::new(clock.clone(), ids) };
+        let server = ApiServer::new(options).unwrap();
         let client = server.client();
-        let cancel = CancellationToken::new();
-        let options = Options {
-            root_ca: Some("PEM".to_owned()),
-            ..Options::new(clock.clone(), Arc::new(SeededIds::new(2)))
-        };
-        tokio::spawn(Workloads::new(client.clone(), options).run(cancel.clone()));
-        tokio::spawn(kubelet(client.clone(), clock));
-        let cluster = Self { client, cancel };
+        tokio::spawn(kubelet(client.clone(), clock.clone()));
+        let mut cluster = Self { client, clock, cancel: CancellationToken::new() };
+        cluster.restart();
         for node in nodes {
             cluster.add_node(node).await;
         }
         cluster
+    }
+
+    /// Kills the controllers, if they run, and starts new ones.
+    pub fn restart(&mut self) {
+        self.cancel.cancel();
+        self.cancel = CancellationToken::new();
+        let ids = Arc::new(SeededIds::new(2));
+        let options = Options { root_ca: Some("PEM".to_owned()), ..Options::new(self.clock.clone(), ids) };
+        tokio::spawn(Workloads::new(self.client.clone(), options).run(self.cancel.clone()));
     }
 
     pub async fn add_node(&self, name: &str) {
