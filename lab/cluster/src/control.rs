@@ -30,7 +30,11 @@ impl Control {
         tokio::spawn(async move { server.run_controllers(token).await });
         let workloads = gantry_workloads::Options::new(clock.clone(), ids.clone());
         tokio::spawn(Workloads::new(client.clone(), workloads).run(cancel.clone()));
-        let scheduler = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
+        let volcano = gantry_controllers::Options { clock: clock.clone() };
+        tokio::spawn(gantry_controllers::run(client.clone(), volcano, cancel.clone()));
+        let mut scheduler = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
+        // No Volcano runs here whose pods these could be.
+        scheduler.scheduler_names.insert("volcano".to_owned());
         let control = Self { scheduler, running: Mutex::new(cancel.child_token()), cancel: cancel.clone() };
         control.restart_scheduler()?;
         Ok(control)

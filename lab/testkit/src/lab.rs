@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_apiserver::pki::Pki;
+use gantry_apiserver::pki::ServerIdentity;
 use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
 use gantry_kit::{CancellationToken, RandomIds, SystemClock};
 use serde_json::Value;
@@ -49,9 +49,9 @@ impl Lab {
         let cancel = CancellationToken::new();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let server = format!("https://{}", listener.local_addr()?);
-        let pki = Pki::load_or_create(&folder.path().join("pki"))?;
+        let identity = ServerIdentity::load_or_create(&folder.path().join("pki"))?;
         let kubeconfig = folder.path().join("kubeconfig");
-        pki.write_kubeconfig(&kubeconfig, &server, "lab")?;
+        identity.write_kubeconfig(&kubeconfig, "lab", &server)?;
         let cluster = Cluster::start(
             ClusterOptions {
                 nodes,
@@ -66,7 +66,7 @@ impl Lab {
         let api = cluster.api().clone();
         tokio::spawn({
             let cancel = cancel.clone();
-            async move { api.serve_tls(listener, pki.server_identity(), cancel).await }
+            async move { api.serve_tls(listener, &identity, cancel).await }
         });
         cluster.ready().await?;
         Ok(Self { cluster, kubeconfig, cancel, folder })
@@ -147,15 +147,13 @@ impl Lab {
         Ok(())
     }
 
-    /// Runs a command in the first container of a pod and gives its standard output; fails if it fails.
+    /// Runs a command in the first container of a pod and gives its standard output; fails if it fails, or if there is no
+    /// kubectl on this machine to run it with.
     pub async fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> anyhow::Result<String> {
-        let kubectl = crate::kubectls().pop();
-        if let Some(kubectl) = kubectl {
-            let mut arguments = vec!["exec", "-n", namespace, pod, "--"];
-            arguments.extend(command);
-            return kubectl.run(&self.kubeconfig, &arguments).await?.ok();
-        }
-        self.cluster.exec(namespace, pod, command).await.map_err(Into::into)
+        let kubectl = crate::kubectls().pop().context("no kubectl on PATH")?;
+        let mut arguments = vec!["exec", "-n", namespace, pod, "--"];
+        arguments.extend(command);
+        kubectl.run(&self.kubeconfig, &arguments).await?.ok()
     }
 
     /// Ends the cluster and waits until its parts have stopped.

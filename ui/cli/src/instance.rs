@@ -170,7 +170,10 @@ fn root() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("create {}", root.display()))?;
     let owner = fs::metadata(&root)?.uid();
     if owner != user.as_raw() {
-        bail!("{} belongs to user {owner}\nhint: set XDG_RUNTIME_DIR to a folder of your own", root.display());
+        bail!(
+            "{} belongs to user {owner}\nhint: set XDG_RUNTIME_DIR to a folder of your own",
+            root.display()
+        );
     }
     Ok(root)
 }

@@ -37,9 +37,9 @@ fn main() -> ExitCode {
 fn run(args: Args) -> anyhow::Result<()> {
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build();
     match args.command {
-        Command::Up(options) if options.detach => up::detach(&options),
-        Command::Up(options) => runtime()?.block_on(up::run(options)),
-        Command::Down(options) => runtime()?.block_on(up::down(&options)),
+        Command::Up(options) if options.detach => up::detach(&options, args.connection.kubeconfig.as_deref()),
+        Command::Up(options) => runtime()?.block_on(up::run(&options, args.connection.kubeconfig)),
+        Command::Down(options) => up::down(&options),
         Command::Clusters => up::list(),
         Command::Get(Get::Gpus(options)) => runtime()?.block_on(gpus::get(&args.connection, &options)),
         Command::Describe(Describe::Gpu(options)) => {

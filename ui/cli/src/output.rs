@@ -1,24 +1,28 @@
 //! Tables, JSON and YAML on standard output.
 
-use comfy_table::{Cell, ContentArrangement, Table, presets};
 use serde::Serialize;
 
 /// Prints rows the way kubectl does: no lines, columns three spaces apart.
 pub(crate) fn table(headers: Option<&[&str]>, rows: &[Vec<String>]) {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    if let Some(headers) = headers {
-        table.set_header(headers.iter().map(Cell::new));
+    print!("{}", aligned(headers, rows));
+}
+
+fn aligned(headers: Option<&[&str]>, rows: &[Vec<String>]) -> String {
+    let header = headers.map(|cells| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>());
+    let lines: Vec<&Vec<String>> = header.iter().chain(rows).collect();
+    let columns = lines.iter().map(|line| line.len()).max().unwrap_or(0);
+    let width = |column: usize| {
+        lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for line in lines {
+        let cells: String =
+            line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}   ")).collect();
+        text.push_str(cells.trim_end());
+        text.push('\n');
     }
-    for row in rows {
-        table.add_row(row.iter().map(Cell::new));
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 3));
-    }
-    for line in table.lines() {
-        println!("{}", line.trim_end());
-    }
+    text
 }
 
 /// Prints `value` as indented JSON.
@@ -31,4 +35,16 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<()> {
     print!("{}", serde_saphyr::to_string(value)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_three_spaces_apart_and_lines_end_with_their_text() {
+        let row = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
+        let text = aligned(Some(&["NAME", "POD"]), &[row(&["a-long-name", "x"]), row(&["ü", ""])]);
+        assert_eq!(text, "NAME          POD\na-long-name   x\nü\n");
+    }
 }

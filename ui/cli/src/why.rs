@@ -33,7 +33,9 @@ fn pod_name(words: &[String]) -> anyhow::Result<&str> {
         [word] => match word.split_once('/') {
             None => Ok(word),
             Some((kind, name)) if is_pod(kind) => Ok(name),
-            Some((kind, name)) => bail!("{kind}/{name}: only pods can be explained\nhint: gantry why pod/NAME"),
+            Some((kind, name)) => {
+                bail!("{kind}/{name}: only pods can be explained\nhint: gantry why pod/NAME")
+            }
         },
         [kind, name] if is_pod(kind) => Ok(name),
         [kind, ..] => bail!("{kind}: only pods can be explained\nhint: gantry why pod/NAME"),

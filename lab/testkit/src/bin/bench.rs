@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::TryStreamExt as _;
 use gantry_apiserver::{ApiServer, Options};
 use gantry_kit::{RandomIds, SystemClock};
 use gantry_testkit::Lab;
@@ -30,11 +30,8 @@ struct Figure {
 /// A benchmark's name and what runs it.
 type Bench = (&'static str, fn() -> futures::future::BoxFuture<'static, anyhow::Result<Vec<Figure>>>);
 
-const BENCHES: &[Bench] = &[
-    ("up", || Box::pin(up())),
-    ("fill", || Box::pin(fill())),
-    ("list", || Box::pin(list())),
-];
+const BENCHES: &[Bench] =
+    &[("up", || Box::pin(up())), ("fill", || Box::pin(fill())), ("list", || Box::pin(list()))];
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -120,10 +117,8 @@ async fn fill() -> anyhow::Result<Vec<Figure>> {
     let pods = (0..FILL_PODS).map(|index| pod(&format!("pod-{index}"), u32::from(index < gpus)));
     create_all(&lab.cluster.client(), pods).await?;
     loop {
-        let running = lab
-            .list("/api/v1/namespaces/default/pods?fieldSelector=status.phase=Running")
-            .await?
-            .len();
+        let running =
+            lab.list("/api/v1/namespaces/default/pods?fieldSelector=status.phase=Running").await?.len();
         if running == FILL_PODS {
             break;
         }
@@ -149,7 +144,8 @@ async fn fill() -> anyhow::Result<Vec<Figure>> {
             });
             request(&client, "POST", &format!("{path}/binding"), "application/json", &binding).await?;
             let status = json!({"status": {"phase": "Running"}});
-            request(&client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &status).await
+            request(&client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &status)
+                .await
         })
         .await?;
     let unthinking = start.elapsed();

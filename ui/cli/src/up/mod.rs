@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_apiserver::pki;
+use gantry_apiserver::pki::ServerIdentity;
 use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
 use gantry_kit::{CancellationToken, RandomIds, SystemClock, init_logging, shutdown_signal};
 use tokio::net::TcpListener;
@@ -25,11 +25,11 @@ use nodes::Group;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a cluster until SIGINT or SIGTERM.
-pub(crate) async fn run(options: Box<UpOptions>, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
     init_logging("warn", false);
     let started = tokio::time::Instant::now();
     let claim = Claim::take(options.name.as_deref())?;
-    let groups = groups(&options)?;
+    let groups = groups(options)?;
     let cancel = CancellationToken::new();
 
     // The port is taken first: a cluster that nobody can reach is not worth starting.
@@ -40,9 +40,9 @@ pub(crate) async fn run(options: Box<UpOptions>, kubeconfig: Option<PathBuf>) ->
     let server = format!("https://{}", listener.local_addr()?);
     // Credentials live with the state, so that a kubeconfig stays good across runs.
     let credentials = options.state.as_deref().unwrap_or_else(|| claim.folder()).join("pki");
-    let pki = pki::Pki::load_or_create(&credentials)?;
+    let identity = ServerIdentity::load_or_create(&credentials)?;
     let kubeconfig = kubeconfig.unwrap_or_else(|| claim.folder().join("kubeconfig"));
-    pki.write_kubeconfig(&kubeconfig, &server, claim.name())?;
+    identity.write_kubeconfig(&kubeconfig, claim.name(), &server)?;
 
     let cluster = Cluster::start(
         ClusterOptions {
@@ -58,7 +58,7 @@ pub(crate) async fn run(options: Box<UpOptions>, kubeconfig: Option<PathBuf>) ->
     let api = cluster.api().clone();
     let serving = tokio::spawn({
         let (api, cancel) = (api.clone(), cancel.clone());
-        async move { api.serve_tls(listener, pki.server_identity(), cancel).await }
+        async move { api.serve_tls(listener, &identity, cancel).await }
     });
     let answering = started.elapsed();
     cluster.ready().await?;
@@ -177,7 +177,10 @@ pub(crate) fn detach(options: &UpOptions, kubeconfig: Option<&Path>) -> anyhow::
     bail!("the cluster is not ready after {} s\nhint: cat {}", PATIENCE.as_secs(), log_path.display())
 }
 
-#[expect(clippy::disallowed_methods, reason = "no runtime runs in this process, which only waits for another")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "no runtime runs in this process, which only waits for another"
+)]
 fn pause(step: Duration) {
     std::thread::sleep(step);
 }
@@ -190,7 +193,12 @@ pub(crate) fn down(options: &DownOptions) -> anyhow::Result<()> {
         (None, true) => running.iter().collect(),
         (None, false) if running.len() > 1 => {
             let names: Vec<&str> = running.iter().map(|info| info.name.as_str()).collect();
-            bail!("{} clusters run here ({}): say which\nhint: gantry down {}", names.len(), names.join(", "), names[0]);
+            bail!(
+                "{} clusters run here ({}): say which\nhint: gantry down {}",
+                names.len(),
+                names.join(", "),
+                names[0]
+            );
         }
         (None, false) => running.iter().collect(),
     };

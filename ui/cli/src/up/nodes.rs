@@ -62,7 +62,8 @@ impl FromStr for NodesFlag {
         let mut groups = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (profile, rest) = part.split_once('=').unwrap_or((part, "1"));
-            let (count, gpus) = rest.split_once(':').map_or((rest, None), |(count, gpus)| (count, Some(gpus)));
+            let (count, gpus) =
+                rest.split_once(':').map_or((rest, None), |(count, gpus)| (count, Some(gpus)));
             let number = |what: &str, text: &str| {
                 text.parse::<u32>().map_err(|_| {
                     format!("{part:?}: {what} {text:?} is no whole number; write PROFILE=COUNT[:GPUS], as in a100-80=2:4")
@@ -130,7 +131,8 @@ mod tests {
     #[test]
     fn the_flag_has_eight_gpus_a_node_unless_told() {
         let NodesFlag(groups) = "a100-80=2,rtx3090=4:2, t4".parse().expect("valid");
-        let read: Vec<_> = groups.iter().map(|group| (group.profile.as_str(), group.count, group.gpus)).collect();
+        let read: Vec<_> =
+            groups.iter().map(|group| (group.profile.as_str(), group.count, group.gpus)).collect();
         assert_eq!(read, [("a100-80", 2, 8), ("rtx3090", 4, 2), ("t4", 1, 8)]);
     }
 
