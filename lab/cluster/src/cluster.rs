@@ -22,7 +22,7 @@ use crate::remote::Backend;
 use crate::{Error, node_lifecycle};
 
 /// How long [`Cluster::ready`] waits.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Nodes that are alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,6 +104,7 @@ impl Cluster {
         let ClusterOptions { nodes, dir, state_dir, clock, ids } = options;
         let plates = plates(&nodes, &dir, state_dir.as_deref())?;
         std::fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
+        raise_file_limit(plates.len());
 
         let mut server = gantry_apiserver::Options::new(Arc::clone(&clock), Arc::clone(&ids));
         KUBELET_VERSION.clone_into(&mut server.version);
@@ -296,19 +297,26 @@ impl Cluster {
     /// Stops everything. The state that is kept is complete at any time; this only ends the tasks.
     pub async fn shutdown(&self) {
         self.cancel.cancel();
-        let machines: Vec<Arc<Machine>> =
-            self.nodes().values().map(|node| Arc::clone(&node.machine)).collect();
-        for machine in machines {
-            machine.power_off();
-        }
-        // Tasks end when they next look; sockets are removed by then.
+        self.power_off();
+        // Tasks end when they next look.
         tokio::task::yield_now().await;
+    }
+}
+
+impl Cluster {
+    /// Ends every process, and the API server's hold on the machines, which hold clients of it.
+    fn power_off(&self) {
+        for (name, node) in self.nodes().iter() {
+            node.machine.power_off();
+            self.backend.set(name, None);
+        }
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         self.cancel.cancel();
+        self.power_off();
     }
 }
 
@@ -347,6 +355,24 @@ fn plates(
         }
     }
     Ok(plates)
+}
+
+/// Sockets and connections of a node with its kubelet and agent, generously.
+const FILES_PER_NODE: u64 = 12;
+
+/// Raises this process's limit of open files, usually 1,024, to what the nodes need, as far as the system lets it.
+fn raise_file_limit(nodes: usize) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let needed = 1_024 + FILES_PER_NODE * nodes as u64;
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        if soft < needed && setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).is_err() {
+            tracing::warn!(
+                soft,
+                needed,
+                "the limit of open files cannot be raised; a node may not get its sockets"
+            );
+        }
+    }
 }
 
 /// Creates an object, or brings the one that is there in line.

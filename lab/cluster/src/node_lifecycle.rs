@@ -5,7 +5,6 @@
 //! grace period, whatever time stands in it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_kit::{CancellationToken, SharedClock};
@@ -295,7 +294,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 
 /// Starts the controller.
 pub(crate) fn start(client: Client, clock: SharedClock, recorder: Recorder, cancel: CancellationToken) {
-    tokio::spawn(NodeLifecycle::new(client, Arc::clone(&clock), recorder).run(cancel));
+    tokio::spawn(NodeLifecycle::new(client, clock, recorder).run(cancel));
 }
 
 #[cfg(test)]
@@ -309,26 +308,19 @@ mod tests {
         let taint = |key: &str| -> Taint {
             serde_json::from_value(json!({"key": key, "effect": "NoExecute"})).unwrap()
         };
+        let read = |text: &str| -> Vec<Toleration> { serde_json::from_str(text).unwrap() };
         let seconds = |n: u64| Some(Duration::from_secs(n));
+        let unreachable = |rest: &str| format!(r#"[{{"key": "{UNREACHABLE}", "operator": "Exists"{rest}}}]"#);
         for (key, tolerations, expected) in [
-            (UNREACHABLE, json!([]), seconds(300)),
-            ("other", json!([]), seconds(0)),
-            (
-                UNREACHABLE,
-                json!([{"key": UNREACHABLE, "operator": "Exists", "tolerationSeconds": 30}]),
-                seconds(30),
-            ),
-            (UNREACHABLE, json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute"}]), None),
-            (
-                UNREACHABLE,
-                json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoSchedule"}]),
-                seconds(300),
-            ),
-            (UNREACHABLE, json!([{"operator": "Exists"}]), None),
-            ("other", json!([{"key": "other", "value": "x"}]), seconds(0)),
+            (UNREACHABLE, "[]".to_owned(), seconds(300)),
+            ("other", "[]".to_owned(), seconds(0)),
+            (UNREACHABLE, unreachable(r#", "tolerationSeconds": 30"#), seconds(30)),
+            (UNREACHABLE, unreachable(r#", "effect": "NoExecute""#), None),
+            (UNREACHABLE, unreachable(r#", "effect": "NoSchedule""#), seconds(300)),
+            (UNREACHABLE, r#"[{"operator": "Exists"}]"#.to_owned(), None),
+            ("other", r#"[{"key": "other", "value": "x"}]"#.to_owned(), seconds(0)),
         ] {
-            let tolerations: Vec<Toleration> = serde_json::from_value(tolerations.clone()).unwrap();
-            assert_eq!(patience(&[taint(key)], &tolerations), expected, "{key} {tolerations:?}");
+            assert_eq!(patience(&[taint(key)], &read(&tolerations)), expected, "{key} {tolerations}");
         }
     }
 }

@@ -29,9 +29,20 @@ async fn start(folder: &std::path::Path, state: Option<PathBuf>) -> Cluster {
         clock: Arc::new(SystemClock),
         ids: Arc::new(SeededIds::new(7)),
     };
-    let cluster = Cluster::start(options, CancellationToken::new()).await.unwrap();
-    cluster.ready().await.unwrap();
-    cluster
+    for _ in 0..500 {
+        match Cluster::start(options.clone(), CancellationToken::new()).await {
+            Ok(cluster) => {
+                cluster.ready().await.unwrap();
+                return cluster;
+            }
+            // The tasks of the cluster before have not all ended yet.
+            Err(Error::ApiServer(gantry_apiserver::Error::InUse { .. })) => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the cluster before does not end")
 }
 
 fn pod(name: &str, gpus: u32) -> Pod {

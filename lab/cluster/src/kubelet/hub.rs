@@ -1,6 +1,6 @@
 //! One watch of pods for all simulated nodes: a thousand nodes must not be a thousand watches.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ pub(crate) struct Hub(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     /// By node, then by UID.
-    pods: HashMap<String, BTreeMap<String, Arc<Pod>>>,
-    nodes: HashMap<String, mpsc::UnboundedSender<PodEvent>>,
+    pods: BTreeMap<String, BTreeMap<String, Arc<Pod>>>,
+    nodes: BTreeMap<String, mpsc::UnboundedSender<PodEvent>>,
     synced: bool,
 }
 

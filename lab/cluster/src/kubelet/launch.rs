@@ -12,7 +12,6 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::sync::{broadcast, mpsc};
 use tokio::time::Instant;
 
-use super::events::{Note, pod_reference};
 use super::simulation::{INIT_DURATION, Simulation};
 use super::sources::{NodeFacts, Sources, substitute};
 use super::{Kubelet, agent_pod};
@@ -95,7 +94,7 @@ impl Kubelet {
             machine.hardware.clone(),
             machine.shared.clock.clone(),
         ));
-        self.spawn(sandbox, pod, container, init, args, view)
+        self.spawn(sandbox, pod, container, init, args, &view)
     }
 
     /// The CDI devices: those of `Allocate`'s answer and those that the agent adds once it knows whose container it is.
@@ -147,7 +146,7 @@ impl Kubelet {
         container: &Container,
         init: bool,
         args: Vec<String>,
-        view: Arc<ContainerView>,
+        view: &Arc<ContainerView>,
     ) -> Result<(), LaunchError> {
         let machine = &self.machine;
         let clock = machine.shared.clock.clone();
@@ -188,7 +187,7 @@ impl Kubelet {
             id: id.clone(),
             pid,
             log: Arc::clone(&log),
-            view: Some(Arc::clone(&view)),
+            view: Some(Arc::clone(view)),
             stop: stop.clone(),
             stdin: stdin_sender,
             output: output.clone(),
@@ -222,7 +221,7 @@ impl Kubelet {
             }
         };
         if let (Main::Program, Some(program)) = (&main, args.first())
-            && !programs::exists(&view, program)
+            && !programs::exists(view, program)
         {
             let message = format!(
                 "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create \
@@ -241,7 +240,7 @@ impl Kubelet {
                 let _ = output.send(Bytes::copy_from_slice(bytes));
             })
         };
-        let busy = load(machine, &view, pid, container, &simulation);
+        let busy = load(machine, view, pid, container, &simulation);
         let program: BoxFuture<'static, i32> = match (busy, main) {
             (Err(text), _) => {
                 sink.line(text);
@@ -249,14 +248,13 @@ impl Kubelet {
             }
             (Ok(()), Main::Agent) => Box::pin(agent_pod::run_agent(Arc::clone(machine), sink.clone())),
             (Ok(()), Main::ForeignPlugin) => {
-                self.foreign_plugin(pod);
                 Box::pin(agent_pod::run_foreign_plugin(machine.plate.name.clone(), sink.clone()))
             }
             (Ok(()), Main::Program) => Box::pin(programs::run(Process {
                 argv: args,
                 env: view.env(),
                 cwd: view.cwd().to_owned(),
-                view: Arc::clone(&view),
+                view: Arc::clone(view),
                 stdin,
                 stdout: sink.clone(),
                 stderr: sink,
@@ -269,7 +267,7 @@ impl Kubelet {
                     duration: simulation.duration,
                     exit_code: simulation.exit_code,
                 };
-                let view = Arc::clone(&view);
+                let view = Arc::clone(view);
                 Box::pin(async move { workload::run(workload, &view, &sink).await })
             }
         };
@@ -287,21 +285,6 @@ impl Kubelet {
             end(exit_code, if exit_code == 0 { "Completed" } else { "Error" }, String::new());
         });
         Ok(())
-    }
-
-    fn foreign_plugin(&self, pod: &Pod) {
-        self.machine.shared.recorder.note(Note {
-            object: pod_reference(pod, None),
-            component: "kubelet",
-            host: self.machine.plate.name.clone(),
-            warning: true,
-            reason: "DevicePluginSuperseded",
-            message: format!(
-                "Gantry's agent already serves nvidia.com/gpu on node {}; this plugin runs but registers nothing. \
-                 Delete its DaemonSet, or keep it: it does no harm.",
-                self.machine.plate.name
-            ),
-        });
     }
 }
 

@@ -176,7 +176,7 @@ impl Kubelet {
     fn gone(&self, uid: &str, workers: &BTreeMap<String, Known>) {
         let sandbox = self.machine.sandboxes().remove(uid);
         if let Some(known) = workers.get(uid) {
-            known.gone.cancel()
+            known.gone.cancel();
         } else {
             if let Some(manager) = &self.devices {
                 manager.release(uid);

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::runtime::Termination;
 
-    fn pod(policy: &str, inits: Value) -> Pod {
+    fn pod(policy: &str, inits: &Value) -> Pod {
         serde_json::from_value(json!({
             "metadata": {"name": "p"},
             "spec": {
@@ -249,7 +249,7 @@ mod tests {
             ("Never", two.clone(), &[("i", "0"), ("s", "s"), ("a", "0"), ("b", "0")], &[], &["s"], None),
             ("Never", two, &[("i", "0"), ("s", "0"), ("a", "0"), ("b", "0")], &[], &[], Some(true)),
         ] {
-            let plan = plan(&pod(policy, inits), &records(states), Instant::now());
+            let plan = plan(&pod(policy, &inits), &records(states), Instant::now());
             assert_eq!(plan.start, start, "{policy} {states:?}");
             assert_eq!(plan.stop, stop, "{policy} {states:?}");
             assert_eq!(plan.finished, finished, "{policy} {states:?}");

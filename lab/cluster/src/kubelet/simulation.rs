@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(annotations: serde_json::Value, policy: &str, owner: Option<&str>) -> Pod {
+    fn pod(annotations: &serde_json::Value, policy: &str, owner: Option<&str>) -> Pod {
         let owners: Vec<_> = owner
             .map(|kind| json!({"apiVersion": "batch/v1", "kind": kind, "name": "o", "uid": "u"}))
             .into_iter()
@@ -168,7 +168,7 @@ mod tests {
             ("Always", Some("Job"), Some(TASK_DURATION)),
         ] {
             assert_eq!(
-                Simulation::of(&pod(json!({}), policy, owner)).0.duration,
+                Simulation::of(&pod(&json!({}), policy, owner)).0.duration,
                 expected,
                 "{policy} {owner:?}"
             );
@@ -181,7 +181,7 @@ mod tests {
             "sim.gantry.dev/duration": "1h30m", "sim.gantry.dev/exit-code": "3",
             "sim.gantry.dev/utilization": "85", "sim.gantry.dev/memory-used": "20Gi",
         });
-        let (simulation, errors) = Simulation::of(&pod(good, "Always", None));
+        let (simulation, errors) = Simulation::of(&pod(&good, "Always", None));
         assert_eq!(errors, []);
         assert_eq!(
             simulation,
@@ -205,12 +205,12 @@ mod tests {
             ("memory-used", "lots"),
         ] {
             let (simulation, errors) =
-                Simulation::of(&pod(json!({format!("sim.gantry.dev/{key}"): value}), "Always", None));
+                Simulation::of(&pod(&json!({format!("sim.gantry.dev/{key}"): value}), "Always", None));
             assert_eq!(errors.len(), 1, "{key}={value}");
             assert!(errors[0].to_string().contains("Invalid value"), "{}", errors[0]);
-            assert_eq!(simulation, Simulation::of(&pod(json!({}), "Always", None)).0, "{key}={value}");
+            assert_eq!(simulation, Simulation::of(&pod(&json!({}), "Always", None)).0, "{key}={value}");
         }
-        let (_, errors) = Simulation::of(&pod(json!({"sim.gantry.dev/speed": "1"}), "Always", None));
+        let (_, errors) = Simulation::of(&pod(&json!({"sim.gantry.dev/speed": "1"}), "Always", None));
         assert!(errors[0].to_string().contains("unknown"), "{}", errors[0]);
     }
 }

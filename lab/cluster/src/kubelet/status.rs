@@ -336,7 +336,7 @@ mod tests {
 
     use super::*;
 
-    fn pod(containers: Value) -> Pod {
+    fn pod(containers: &Value) -> Pod {
         serde_json::from_value(json!({
             "metadata": {"name": "p"},
             "spec": {"containers": containers},
@@ -365,7 +365,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pod_is_pending_then_running_then_ended() {
-        let pod = pod(json!([{"name": "a", "image": "nginx:1.27"}]));
+        let pod = pod(&json!([{"name": "a", "image": "nginx:1.27"}]));
         let mut record = Record::waiting("", "");
         let waiting = status(&pod, &[("a".to_owned(), record.clone())].into(), &around(None));
         assert_eq!(waiting["phase"], "Pending");
@@ -404,7 +404,7 @@ mod tests {
             (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}), "Burstable"),
             (json!({"requests": {"cpu": "1"}}), "Burstable"),
         ] {
-            let pod = pod(json!([{"name": "a", "resources": resources}]));
+            let pod = pod(&json!([{"name": "a", "resources": resources}]));
             assert_eq!(qos(pod.spec.as_ref().unwrap()), expected, "{resources}");
         }
     }

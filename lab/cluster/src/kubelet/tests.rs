@@ -11,7 +11,7 @@ use gantry_kit::{SeededIds, SharedClock, SystemClock, VirtualClock};
 use gantry_model::FaultKind;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Event as CoreEvent, Node};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
@@ -229,6 +229,18 @@ async fn a_pod_runs_answers_and_is_deleted() {
     for reason in ["Pulled", "Created", "Started", "Killing"] {
         assert!(reasons.iter().any(|known| known == reason), "{reason} in {reasons:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_starts_costs_one_write_of_its_status() {
+    let lab = Lab::virtual_time().await;
+    let created = lab.run("p", json!({"command": ["sleep", "infinity"]})).await;
+    let version = created.resource_version().unwrap();
+    lab.running("p").await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let changes = lab.pods().watch(&WatchParams::default().timeout(1), &version).await.unwrap();
+    let changes: Vec<_> = changes.collect().await;
+    assert_eq!(changes.len(), 1, "{changes:#?}");
 }
 
 #[tokio::test(start_paused = true)]

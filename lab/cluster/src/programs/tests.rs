@@ -60,6 +60,20 @@ async fn nvidia_smi_answers_queries_in_the_order_asked() {
 }
 
 #[tokio::test]
+async fn nvidia_smi_tells_links_and_details() {
+    let view = container(&[0, 6], true);
+    let (code, out, _) = exec(&view, &["nvidia-smi", "topo", "-m"]).await;
+    assert_eq!(code, 0);
+    assert!(out.contains("GPU0\t X \tNV12\tN/A\t0\t\tN/A\nGPU1\tNV12\t X \tN/A\t1\t\tN/A\n"), "{out}");
+    let (code, out, _) = exec(&view, &["nvidia-smi", "-q", "-i", "1"]).await;
+    assert_eq!(code, 0);
+    assert_eq!(out.matches("GPU UUID").count(), 1);
+    assert!(out.contains("\nAttached GPUs                             : 2\n"), "{out}");
+    let (_, out, _) = exec(&view, &["nvidia-smi", "--version"]).await;
+    assert!(out.contains("CUDA Version        : 12.4"), "{out}");
+}
+
+#[tokio::test]
 async fn nvidia_smi_refuses_with_the_real_tools_texts_and_codes() {
     for (minors, driver, args, code, text) in [
         (

@@ -124,7 +124,8 @@ pub(super) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: 
     };
     top("Driver Version", &driver.version);
     top("CUDA Version", &driver.cuda);
-    top("\nAttached GPUs", &attached.to_string());
+    text.push('\n');
+    let _ = writeln!(text, "{:<42}: {attached}", "Attached GPUs");
     for (_, gpu) in gpus {
         let _ = writeln!(text, "GPU {}", gpu.bus_id);
         let mut entry = |depth: usize, name: &str, value: &str| {
