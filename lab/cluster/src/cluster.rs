@@ -364,14 +364,15 @@ const FILES_PER_NODE: u64 = 12;
 fn raise_file_limit(nodes: usize) {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let needed = 1_024 + FILES_PER_NODE * nodes as u64;
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        if soft < needed && setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).is_err() {
-            tracing::warn!(
-                soft,
-                needed,
-                "the limit of open files cannot be raised; a node may not get its sockets"
-            );
-        }
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < needed
+        && setrlimit(Resource::RLIMIT_NOFILE, needed.min(hard), hard).is_err()
+    {
+        tracing::warn!(
+            soft,
+            needed,
+            "the limit of open files cannot be raised; a node may not get its sockets"
+        );
     }
 }
 
