@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use gantry_agent::FolderWatch;
 use gantry_gpu::SimGpus;
@@ -60,7 +61,7 @@ pub(crate) struct Machine {
     /// Pods by UID.
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     /// The node agent, while its container runs.
-    agent: Mutex<Option<gantry_agent::Handle>>,
+    agent: watch::Sender<Option<gantry_agent::Handle>>,
     next_pid: AtomicU32,
     next_ip: AtomicU32,
     /// Whether the API server shows the node ready with all its GPUs.
@@ -75,7 +76,7 @@ impl Machine {
             shared,
             hardware,
             sandboxes: Mutex::default(),
-            agent: Mutex::default(),
+            agent: watch::Sender::new(None),
             next_pid: AtomicU32::new(1_000),
             next_ip: AtomicU32::new(0),
             ready: watch::Sender::new(false),
@@ -87,11 +88,18 @@ impl Machine {
     }
 
     pub(crate) fn agent(&self) -> Option<gantry_agent::Handle> {
-        self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.agent.borrow().clone()
+    }
+
+    /// The node agent, for which it waits: after a restart pods and agent start at the same time.
+    pub(crate) async fn agent_soon(&self, patience: Duration) -> Option<gantry_agent::Handle> {
+        let mut agent = self.agent.subscribe();
+        let running = tokio::time::timeout(patience, agent.wait_for(Option::is_some)).await;
+        running.ok()?.ok()?.clone()
     }
 
     pub(crate) fn set_agent(&self, handle: Option<gantry_agent::Handle>) {
-        *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = handle;
+        self.agent.send_replace(handle);
     }
 
     pub(crate) fn pid(&self) -> u32 {

@@ -1,6 +1,7 @@
 //! Starting a container: from the pod's specification to a running process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -26,6 +27,9 @@ const TERMINATED: i32 = 143;
 
 /// Exit code of a run that never began.
 const START_ERROR: i32 = 128;
+
+/// How long the creation of a container waits for the node agent.
+const AGENT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Output that those who attach may lag behind by, in writes.
 const OUTPUT_LAG: usize = 256;
@@ -79,7 +83,7 @@ impl Kubelet {
             }
             None => ContainerDevices::default(),
         };
-        let names = self.cdi_devices(sandbox, pod, container, &devices)?;
+        let names = self.cdi_devices(sandbox, pod, container, &devices).await?;
         let blueprint = Blueprint { pod, container, args: &args, env: &env, devices: &devices };
         let mut oci = config(&blueprint);
         inject(&mut oci, &machine.cdi_dir(), &names).map_err(|error| {
@@ -98,7 +102,7 @@ impl Kubelet {
     }
 
     /// The CDI devices: those of `Allocate`'s answer and those that the agent adds once it knows whose container it is.
-    fn cdi_devices(
+    async fn cdi_devices(
         &self,
         sandbox: &Sandbox,
         pod: &Pod,
@@ -119,7 +123,7 @@ impl Kubelet {
         if granted.is_empty() {
             return Ok(names);
         }
-        let agent = self.machine.agent().ok_or_else(|| {
+        let agent = self.machine.agent_soon(AGENT_PATIENCE).await.ok_or_else(|| {
             create("the node agent is not running: no NRI plugin answers CreateContainer".to_owned())
         })?;
         let identity = gantry_agent::ContainerIdentity {
