@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gantry_gpu::DriverInfo;
-use gantry_model::Gpu;
+use gantry_model::{Gpu, LinkKind, Topology};
 
 const PREFIX: &str = "nvidia.com/";
 
@@ -23,9 +23,21 @@ const FAMILIES: [((u32, u32), &str); 12] = [
     ((1, 0), "tesla"),
 ];
 
+/// The label that tells how the GPUs of a node are connected: `nvlink` and the generation where NVLink joins every pair,
+/// else `pcie`. Not one of NVIDIA's: clusters have set it by hand.
+const TOPOLOGY_LABEL: &str = "gpu-topology";
+
+/// Generations of NVLink, by the lowest compute capability of the GPUs that have it.
+const NVLINK: [((u32, u32), u32); 5] = [((10, 0), 5), ((9, 0), 4), ((8, 0), 3), ((7, 0), 2), ((6, 0), 1)];
+
 /// The labels of a node with these GPUs. On a node with several models the GPU of the lowest index speaks for all.
 /// Without GPUs there is nothing to say.
-pub fn feature_labels(gpus: &[Gpu], driver: &DriverInfo, machine: Option<&str>) -> BTreeMap<String, String> {
+pub fn feature_labels(
+    gpus: &[Gpu],
+    topology: &Topology,
+    driver: &DriverInfo,
+    machine: Option<&str>,
+) -> BTreeMap<String, String> {
     // A card that does not answer and was never seen has no properties to tell.
     let Some(gpu) = gpus.iter().find(|gpu| gpu.memory_mib > 0) else {
         return BTreeMap::new();
@@ -65,7 +77,21 @@ pub fn feature_labels(gpus: &[Gpu], driver: &DriverInfo, machine: Option<&str>) 
     ]
     .into_iter()
     .map(|(key, value)| (format!("{PREFIX}{key}"), value))
+    .chain([(TOPOLOGY_LABEL.to_owned(), connection(gpu, topology))])
     .collect()
+}
+
+fn connection(gpu: &Gpu, topology: &Topology) -> String {
+    let size = topology.len();
+    let mut links = (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b)));
+    let joined = links.all(|(a, b)| {
+        topology.link(a, b).is_some_and(|link| matches!(link.kind, LinkKind::NvLink(_)))
+    });
+    let generation = NVLINK.iter().find(|(lowest, _)| gpu.compute_capability >= *lowest);
+    match generation {
+        Some((_, generation)) if joined && size > 1 => format!("nvlink{generation}"),
+        _ => "pcie".to_owned(),
+    }
 }
 
 /// Makes a label value of a name: drops what a label cannot hold, joins words with `-`, and cuts at 63 characters.
@@ -89,25 +115,26 @@ mod tests {
         let row = |profile| {
             let sim = SimGpus::new(profile, 8, "n", 1).unwrap();
             let inventory = sim.inventory().unwrap();
-            let labels = feature_labels(&inventory.gpus, &sim.driver().unwrap(), sim.machine().as_deref());
-            ["product", "memory", "family", "compute.major", "count", "machine"]
+            let labels = feature_labels(&inventory.gpus, &inventory.topology, &sim.driver().unwrap(), sim.machine().as_deref());
+            let of_nvidia = ["product", "memory", "family", "compute.major", "count", "machine"]
                 .map(|key| labels[&format!("nvidia.com/gpu.{key}")].clone())
-                .join(" ")
+                .join(" ");
+            format!("{of_nvidia} {}", labels[TOPOLOGY_LABEL])
         };
         let rows: Vec<_> = PROFILES.iter().map(row).collect();
         assert_eq!(
             rows,
             [
-                "NVIDIA-A100-SXM4-40GB 40960 ampere 8 8 DGXA100-920-23687-2530-000",
-                "NVIDIA-A100-SXM4-80GB 81920 ampere 8 8 DGXA100-920-23687-2530-000",
-                "NVIDIA-H100-80GB-HBM3 81559 hopper 9 8 DGXH100",
-                "NVIDIA-H200 143771 hopper 9 8 DGXH200",
-                "NVIDIA-B200 183359 blackwell 10 8 DGXB200",
-                "NVIDIA-A30 24576 ampere 8 8 PowerEdge-R750xa",
-                "NVIDIA-L4 23034 ada-lovelace 8 8 PowerEdge-R760xa",
-                "Tesla-T4 15360 turing 7 8 PowerEdge-R740",
-                "NVIDIA-GeForce-RTX-3090 24576 ampere 8 8 AS--4124GS-TNR",
-                "NVIDIA-GeForce-RTX-4090 24564 ada-lovelace 8 8 AS--4125GS-TNRT",
+                "NVIDIA-A100-SXM4-40GB 40960 ampere 8 8 DGXA100-920-23687-2530-000 nvlink3",
+                "NVIDIA-A100-SXM4-80GB 81920 ampere 8 8 DGXA100-920-23687-2530-000 nvlink3",
+                "NVIDIA-H100-80GB-HBM3 81559 hopper 9 8 DGXH100 nvlink4",
+                "NVIDIA-H200 143771 hopper 9 8 DGXH200 nvlink4",
+                "NVIDIA-B200 183359 blackwell 10 8 DGXB200 nvlink5",
+                "NVIDIA-A30 24576 ampere 8 8 PowerEdge-R750xa pcie",
+                "NVIDIA-L4 23034 ada-lovelace 8 8 PowerEdge-R760xa pcie",
+                "Tesla-T4 15360 turing 7 8 PowerEdge-R740 pcie",
+                "NVIDIA-GeForce-RTX-3090 24576 ampere 8 8 AS--4124GS-TNR pcie",
+                "NVIDIA-GeForce-RTX-4090 24564 ada-lovelace 8 8 AS--4125GS-TNRT pcie",
             ]
         );
     }
@@ -119,7 +146,7 @@ mod tests {
         let long = sanitise(&"é word ".repeat(30));
         assert!(long.len() <= 63 && long.ends_with(|c: char| c.is_ascii_alphanumeric()), "{long}");
         assert!(
-            feature_labels(&[], &DriverInfo { driver_version: "1".into(), cuda_version: (1, 0) }, None)
+            feature_labels(&[], &Topology::default(), &DriverInfo { driver_version: "1".into(), cuda_version: (1, 0) }, None)
                 .is_empty()
         );
     }

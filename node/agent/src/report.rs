@@ -211,7 +211,8 @@ impl Reporter {
     async fn write_labels(&self, written: &mut Written) -> Result<(), Failure> {
         let (node, labels) = {
             let state = self.shared.state();
-            let labels = feature_labels(state.gpus(), &self.driver, self.machine.as_deref());
+            let labels =
+                feature_labels(state.gpus(), state.topology(), &self.driver, self.machine.as_deref());
             (Arc::clone(&state.node), labels)
         };
         if written.labels.as_ref() == Some(&labels) {
