@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use gantry_apimachinery::{FieldPath, effective_requests, is_extended_resource};
-use gantry_model::{ContainerKind, ContainerRequest, Group, PodKey, Reason, Request, ResourceOrigin, Resources};
+use gantry_model::{
+    ContainerKind, ContainerRequest, Group, PodKey, Reason, Request, ResourceOrigin, Resources,
+};
 use serde_json::Value;
 
 use crate::GPU_RESOURCE;

@@ -17,12 +17,16 @@ fn both_of_volcanos_annotations_name_a_group() {
         let group = gantry_dialect::parse(&pod).unwrap().group.unwrap();
         assert_eq!((&*group.name, group.min_members), ("n/g", 8));
     }
-    assert_eq!(gantry_dialect::parse(&pod(&json!({"scheduling.k8s.io/group-name": ""}))).unwrap().group, None);
+    assert_eq!(
+        gantry_dialect::parse(&pod(&json!({"scheduling.k8s.io/group-name": ""}))).unwrap().group,
+        None
+    );
 }
 
 #[test]
 fn a_minimum_that_is_no_number_is_refused() {
-    let pod = pod(&json!({"scheduling.k8s.io/group-name": "g", "scheduling.volcano.sh/group-min-member": "all"}));
+    let pod =
+        pod(&json!({"scheduling.k8s.io/group-name": "g", "scheduling.volcano.sh/group-min-member": "all"}));
     let refusal = gantry_dialect::parse(&pod).unwrap_err().to_string();
     assert!(refusal.contains("metadata.annotations[scheduling.volcano.sh/group-min-member]"), "{refusal}");
     assert!(refusal.contains("must be a whole number of pods"), "{refusal}");

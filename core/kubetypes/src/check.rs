@@ -234,20 +234,17 @@ impl Walk<'_> {
         let length = self.path.len();
         for (name, inner) in object {
             push_name(&mut self.path, name);
-            match types.field(of, name) {
-                Some(field) => {
-                    self.names.push(field.name);
-                    self.field(of, field, inner);
-                    self.names.pop();
-                }
-                None => {
-                    let meant = meant(types, of, name, inner).map(|meant| {
-                        let mut path = self.path[..length].to_owned();
-                        push_name(&mut path, &meant);
-                        path
-                    });
-                    self.findings.unknown.push(UnknownField { path: self.path.clone(), meant });
-                }
+            if let Some(field) = types.field(of, name) {
+                self.names.push(field.name);
+                self.field(of, field, inner);
+                self.names.pop();
+            } else {
+                let meant = meant(types, of, name, inner).map(|meant| {
+                    let mut path = self.path[..length].to_owned();
+                    push_name(&mut path, &meant);
+                    path
+                });
+                self.findings.unknown.push(UnknownField { path: self.path.clone(), meant });
             }
             self.path.truncate(length);
         }

@@ -217,7 +217,7 @@ fn allocate_ports(service: &mut Value, others: &[&Value], errors: &mut Vec<Field
                     taken.insert((number, protocol));
                 }
                 None => {
-                    errors.push(FieldError::internal(&path, "failed to allocate a nodePort: range is full"))
+                    errors.push(FieldError::internal(&path, "failed to allocate a nodePort: range is full"));
                 }
             },
         }

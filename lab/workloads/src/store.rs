@@ -290,7 +290,7 @@ fn trimmed(kind: Kind, mut object: Value) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "tests")]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 

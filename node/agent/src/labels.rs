@@ -84,9 +84,8 @@ pub fn feature_labels(
 fn connection(gpu: &Gpu, topology: &Topology) -> String {
     let size = topology.len();
     let mut links = (0..size).flat_map(|a| (a + 1..size).map(move |b| (a, b)));
-    let joined = links.all(|(a, b)| {
-        topology.link(a, b).is_some_and(|link| matches!(link.kind, LinkKind::NvLink(_)))
-    });
+    let joined =
+        links.all(|(a, b)| topology.link(a, b).is_some_and(|link| matches!(link.kind, LinkKind::NvLink(_))));
     let generation = NVLINK.iter().find(|(lowest, _)| gpu.compute_capability >= *lowest);
     match generation {
         Some((_, generation)) if joined && size > 1 => format!("nvlink{generation}"),
@@ -115,7 +114,12 @@ mod tests {
         let row = |profile| {
             let sim = SimGpus::new(profile, 8, "n", 1).unwrap();
             let inventory = sim.inventory().unwrap();
-            let labels = feature_labels(&inventory.gpus, &inventory.topology, &sim.driver().unwrap(), sim.machine().as_deref());
+            let labels = feature_labels(
+                &inventory.gpus,
+                &inventory.topology,
+                &sim.driver().unwrap(),
+                sim.machine().as_deref(),
+            );
             let of_nvidia = ["product", "memory", "family", "compute.major", "count", "machine"]
                 .map(|key| labels[&format!("nvidia.com/gpu.{key}")].clone())
                 .join(" ");
@@ -146,8 +150,13 @@ mod tests {
         let long = sanitise(&"é word ".repeat(30));
         assert!(long.len() <= 63 && long.ends_with(|c: char| c.is_ascii_alphanumeric()), "{long}");
         assert!(
-            feature_labels(&[], &Topology::default(), &DriverInfo { driver_version: "1".into(), cuda_version: (1, 0) }, None)
-                .is_empty()
+            feature_labels(
+                &[],
+                &Topology::default(),
+                &DriverInfo { driver_version: "1".into(), cuda_version: (1, 0) },
+                None
+            )
+            .is_empty()
         );
     }
 }

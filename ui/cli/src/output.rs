@@ -1,5 +1,7 @@
 //! Tables, JSON and YAML on standard output.
 
+use std::fmt::Write as _;
+
 use serde::Serialize;
 
 /// Prints rows the way kubectl does: no lines, columns three spaces apart.
@@ -17,8 +19,10 @@ fn aligned(headers: Option<&[&str]>, rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for line in lines {
-        let cells: String =
-            line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}   ")).collect();
+        let mut cells = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(cells, "{cell:<width$}   ");
+        }
         text.push_str(cells.trim_end());
         text.push('\n');
     }

@@ -154,13 +154,21 @@ fn placed(why: &mut Why, pod: &Pod, node: &str) {
         ("Pending", Some((container, state))) => format!(
             "is placed on {node}, and container {} waits: {}",
             container.name,
-            [state.reason.as_deref(), state.message.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ")
+            [state.reason.as_deref(), state.message.as_deref()]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(": ")
         ),
         ("Pending", None) => format!("is placed on {node}, and its containers have not started yet"),
         ("Failed", _) => {
             let told: Vec<&str> =
                 [status.reason.as_deref(), status.message.as_deref()].into_iter().flatten().collect();
-            if told.is_empty() { format!("failed on {node}") } else { format!("failed on {node}: {}", told.join(": ")) }
+            if told.is_empty() {
+                format!("failed on {node}")
+            } else {
+                format!("failed on {node}: {}", told.join(": "))
+            }
         }
         ("Succeeded", _) => format!("ended on {node}"),
         (_, Some((container, state))) => format!(
@@ -247,7 +255,10 @@ mod tests {
         pod["metadata"]["annotations"] =
             json!({ASSIGNMENT_ANNOTATION: r#"{"v":1,"node":"n","containers":{"c":["GPU-1"]}}"#});
         let why = snapshot(&[pod]).why("d", "running").unwrap();
-        assert_eq!((why.verdict.as_str(), why.gpus["c"].as_slice()), ("runs on n", &["GPU-1".to_owned()][..]));
+        assert_eq!(
+            (why.verdict.as_str(), why.gpus["c"].as_slice()),
+            ("runs on n", &["GPU-1".to_owned()][..])
+        );
     }
 
     #[test]

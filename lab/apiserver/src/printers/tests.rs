@@ -21,7 +21,6 @@ fn check(group: &str, kind: &str, object: Value, expected: &[(&str, Value)]) {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "cases build their values in place")]
 fn pod(status: Value, init: Value) -> Value {
     json!({
         "metadata": {"name": "p"},

@@ -172,7 +172,7 @@ impl Resource {
         object["kind"] = Value::from(self.kind.as_str());
     }
 
-    pub(crate) fn from_storage(&self, object: &mut Value) {
+    pub(crate) fn to_served(&self, object: &mut Value) {
         if !self.is_storage_version() {
             (self.conversion.from_storage)(object);
             object["apiVersion"] = Value::from(self.api_version());
@@ -223,7 +223,7 @@ impl Served {
         let versions = self.groups.entry(resource.group.clone()).or_default();
         if !versions.iter().any(|(version, _)| *version == resource.version) {
             versions.push((resource.version.clone(), GroupVersion::new()));
-            versions.sort_by(|(a, _), (b, _)| version_rank(b).cmp(&version_rank(a)));
+            versions.sort_by_key(|(version, _)| std::cmp::Reverse(version_rank(version)));
         }
         if let Some((_, resources)) = versions.iter_mut().find(|(version, _)| *version == resource.version) {
             resources.insert(resource.plural.clone(), Arc::new(resource));

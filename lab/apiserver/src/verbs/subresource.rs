@@ -62,7 +62,7 @@ pub(crate) async fn scale(
         }
     };
     let mut value = object.value.clone();
-    call.resource.from_storage(&mut value);
+    call.resource.to_served(&mut value);
     Ok(json_response(200, to_bytes(&scale_of(paths, &value)?)))
 }
 

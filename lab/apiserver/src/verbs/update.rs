@@ -57,7 +57,7 @@ pub(crate) async fn modify(
     for _ in 0..ATTEMPTS {
         let old = call.server.store.get(&resource.id, &key).ok_or_else(|| resource.not_found(name))?;
         let mut current = old.value.clone();
-        resource.from_storage(&mut current);
+        resource.to_served(&mut current);
         let mut new = change(&current)?;
         check_identity(call, &mut new, &old)?;
         let errors =

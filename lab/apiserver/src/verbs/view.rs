@@ -45,7 +45,7 @@ impl<'a> View<'a> {
             return object.json().clone();
         }
         let mut value = object.value.clone();
-        resource.from_storage(&mut value);
+        resource.to_served(&mut value);
         to_bytes(&value)
     }
 

@@ -68,7 +68,7 @@ fn request<'a>(
     let mut old = old.cloned().unwrap_or_default();
     for state in [&mut object, &mut old] {
         if !state.is_null() {
-            resource.from_storage(state);
+            resource.to_served(state);
         }
     }
     let served = call.server.registry.served();
@@ -115,7 +115,7 @@ fn convert(call: &Call, object: &Value, kind: &ResourceKind) -> Value {
         source.to_storage(&mut object);
     }
     if let Some(target) = served.find(&kind.group, &kind.version, &kind.resource) {
-        target.from_storage(&mut object);
+        target.to_served(&mut object);
     }
     object
 }

@@ -164,7 +164,6 @@ mod tests {
     use crate::webhook::Operation;
     use crate::webhook::tests::pod_request;
 
-    #[expect(clippy::needless_pass_by_value, reason = "cases build their values in place")]
     fn read(response: Value) -> Result<Verdict, String> {
         let body =
             json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});

@@ -105,7 +105,6 @@ fn webhook(url: &str, ca_bundle: &str) -> Value {
     })
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "cases build their values in place")]
 fn configuration(webhooks: Vec<Value>) -> Vec<Arc<Object>> {
     vec![Arc::new(Object::new(json!({"metadata": {"name": "c"}, "webhooks": webhooks}), 1))]
 }

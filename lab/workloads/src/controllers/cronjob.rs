@@ -248,7 +248,6 @@ fn job(cron: &Value, time: Timestamp) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::*;
     use crate::plan::read::{created, deleted, lines, status};

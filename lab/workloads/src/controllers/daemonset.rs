@@ -299,7 +299,6 @@ fn tolerations(spec: &Value) -> Vec<Value> {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

@@ -509,7 +509,6 @@ fn copied_annotations(deployment: &Value, object: &Value) -> std::collections::B
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::*;
     use crate::plan::read::{created, deleted, lines, status};

@@ -117,7 +117,6 @@ fn scale(pods: &[Arc<Pod>], scale_of: ScaleOf<'_>) -> Result<i64, String> {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

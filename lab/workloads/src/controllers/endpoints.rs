@@ -258,7 +258,6 @@ pub(crate) fn gone(endpoints: Option<&Value>) -> Plan {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

@@ -536,7 +536,6 @@ fn failure_rule(rules: &[Value], pod: &Pod) -> Option<Rule> {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

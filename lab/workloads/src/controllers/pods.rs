@@ -104,7 +104,6 @@ pub(crate) fn condition(
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 pub(crate) mod make {
     //! Pods for tests.
 

@@ -213,7 +213,6 @@ pub(crate) fn count(store: &Store, namespace: &str, resource: &str) -> Option<i6
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

@@ -197,7 +197,6 @@ fn fraction(wish: &Wish, deployment: &Value, set: &Set) -> i64 {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use serde_json::json;
 

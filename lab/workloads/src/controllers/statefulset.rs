@@ -296,7 +296,6 @@ impl Run<'_> {
 }
 
 #[cfg(test)]
-#[expect(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 mod tests {
     use super::super::pods::make;
     use super::*;

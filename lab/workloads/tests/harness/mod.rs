@@ -1,7 +1,6 @@
 //! A cluster for tests: the embedded API server, the controllers, and a kubelet and scheduler of a few lines, all
 //! in virtual time.
 #![allow(missing_docs, unreachable_pub, reason = "tests")]
-#![allow(clippy::needless_pass_by_value, reason = "literals as arguments read better")]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! The line that tells how the cluster is.
 
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
 
@@ -41,11 +42,11 @@ fn text(summary: &Summary) -> String {
         summary.nodes_ready, summary.nodes, summary.gpus_assigned, summary.gpus
     );
     if summary.gpus_unhealthy > 0 {
-        line.push_str(&format!(", {} unhealthy", summary.gpus_unhealthy));
+        let _ = write!(line, ", {} unhealthy", summary.gpus_unhealthy);
     }
-    line.push_str(&format!(" · pods {} running, {} pending", summary.pods_running, summary.pods_pending));
+    let _ = write!(line, " · pods {} running, {} pending", summary.pods_running, summary.pods_pending);
     if summary.pods_failed > 0 {
-        line.push_str(&format!(", {} failed", summary.pods_failed));
+        let _ = write!(line, ", {} failed", summary.pods_failed);
     }
     line
 }

@@ -4,7 +4,11 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use serde_json::Value;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A place of its own for clusters, so that tests do not meet each other or the developer's own.
@@ -60,6 +64,22 @@ fn kubeconfig(printed: &str) -> String {
     printed.lines().find_map(|line| line.trim().strip_prefix("kubeconfig")).unwrap().trim().to_owned()
 }
 
+/// Creates a pod with one GPU.
+fn create_pod(kubeconfig: &str, name: &str) {
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": "app", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+    }))
+    .unwrap();
+    gantry_kit::install_crypto();
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let file = Kubeconfig::read_from(kubeconfig).unwrap();
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let pods: Api<Pod> = Api::default_namespaced(Client::try_from(config).unwrap());
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+    });
+}
+
 fn eventually(what: &str, mut probe: impl FnMut() -> bool) {
     for _ in 0..600 {
         if probe() {
@@ -101,11 +121,7 @@ fn a_state_folder_keeps_the_cluster_across_a_kill() {
     let state = state.to_str().unwrap();
     let up = ["up", "--detach", "--nodes", "rtx3090=1:2", "--state", state];
     let first = kubeconfig(&place.ok(&up));
-    let pod = place.path().join("pod.yaml");
-    let manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: keeper}\nspec:\n  containers:\n  - name: main\n    \
-                    image: app\n    resources: {limits: {nvidia.com/gpu: 1}}\n";
-    std::fs::write(&pod, manifest).unwrap();
-    place.ok(&["--kubeconfig", &first, "create", "-f", pod.to_str().unwrap()]);
+    create_pod(&first, "keeper");
     let owner = |config: &str| {
         place.gpus(config).iter().find_map(|gpu| {
             let pods = gpu["pods"].as_array()?;

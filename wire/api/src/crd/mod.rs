@@ -1,10 +1,5 @@
 //! Custom resource definitions, as functions; `charts/gantry/crds/` holds what they give.
 
-#![expect(
-    clippy::needless_pass_by_value,
-    reason = "schemas are built inside out; references would only add noise"
-)]
-
 mod gpu_node;
 mod volcano;
 
