@@ -142,7 +142,7 @@ mod tests {
             ("", "no nodes"),
             ("a100-80=x", "is no whole number"),
             ("a100-80=2:-1", "is no whole number"),
-            ("gtx9999=1", "is no GPU profile: use one of"),
+            ("gtx9999=1", "is not known: use one of"),
             ("a100-80=1:17", "use 0 to 16"),
             ("a100-80=4294967295,t4=4294967295", "use 1 to 20000"),
             ("a100-80=0", "0 nodes"),

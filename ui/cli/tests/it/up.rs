@@ -169,7 +169,7 @@ fn an_interrupt_ends_the_cluster_and_cleans_up() {
 fn bad_flags_are_told_what_to_write() {
     let place = Place::new();
     for (arguments, expected) in [
-        (&["up", "--nodes", "gtx9999=1"][..], "is no GPU profile: use one of a100-40, a100-80"),
+        (&["up", "--nodes", "gtx9999=1"][..], "is not known: use one of a100-40, a100-80"),
         (&["up", "--nodes", "a100-80=1:99"], "use 0 to 16"),
         (&["up", "--name", "A b"], "as in --name lab-2"),
         (&["up", "--file", "/nowhere.yaml"], "read /nowhere.yaml"),
