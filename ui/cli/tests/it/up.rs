@@ -102,6 +102,17 @@ fn two_clusters_run_side_by_side_and_end_one_by_one() {
     let two = kubeconfig(&place.ok(&["up", "--detach", "--nodes", "t4=2:4"]));
     assert_ne!(one, two);
     assert_eq!(place.gpus(&one).len(), 8);
+    // As kubectl's plugin it follows kubectl's rules and asks no other cluster.
+    let plugin = place.path().join("kubectl-gpu");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gantry"), &plugin).unwrap();
+    let plugin = |kubeconfig: Option<&str>| {
+        let mut command = Command::new(&plugin);
+        command.args(["get", "gpus", "-o", "name"]).env("XDG_RUNTIME_DIR", place.path()).env("HOME", place.path());
+        kubeconfig.map_or_else(|| command.env_remove("KUBECONFIG"), |path| command.env("KUBECONFIG", path));
+        command.output().unwrap()
+    };
+    assert_eq!(String::from_utf8(plugin(Some(&one)).stdout).unwrap().lines().count(), 8);
+    assert!(!plugin(None).status.success());
     assert_eq!(place.gpus(&two).len(), 8);
     assert!(place.refused(&["get", "gpus"]).contains("hint: export KUBECONFIG="));
     assert!(place.refused(&["down"]).contains("hint: gantry down gantry"));
