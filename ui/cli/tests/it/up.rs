@@ -107,7 +107,10 @@ fn two_clusters_run_side_by_side_and_end_one_by_one() {
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gantry"), &plugin).unwrap();
     let plugin = |kubeconfig: Option<&str>| {
         let mut command = Command::new(&plugin);
-        command.args(["get", "gpus", "-o", "name"]).env("XDG_RUNTIME_DIR", place.path()).env("HOME", place.path());
+        command
+            .args(["get", "gpus", "-o", "name"])
+            .env("XDG_RUNTIME_DIR", place.path())
+            .env("HOME", place.path());
         kubeconfig.map_or_else(|| command.env_remove("KUBECONFIG"), |path| command.env("KUBECONFIG", path));
         command.output().unwrap()
     };
