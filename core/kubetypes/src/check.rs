@@ -330,12 +330,21 @@ impl Walk<'_> {
             self.mistyped(of, &found, &want);
             return;
         }
+        if scalar == Scalar::Quantity {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            match text.parse::<Quantity>() {
+                Ok(_) => {}
+                Err(gantry_units::Error::Syntax { .. }) => self.findings.mistyped.push(format!(
+                    "{}: quantities must match the regular expression '{}'",
+                    self.path,
+                    Quantity::PATTERN
+                )),
+                Err(other) => self.findings.mistyped.push(format!("{}: {other}", self.path)),
+            }
+            return;
+        }
         let Value::String(text) = value else { return };
         let wrong = match scalar {
-            Scalar::Quantity if text.parse::<Quantity>().is_err() => Some(
-                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-                    .to_owned(),
-            ),
             Scalar::Time if !is_rfc3339(text, false) => Some(format!(
                 "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": not a time of that form"
             )),

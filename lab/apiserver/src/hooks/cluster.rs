@@ -1,7 +1,11 @@
 //! Namespaces, nodes, policies and other kinds that mostly are only stored.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use gantry_apimachinery::{FieldError, FieldPath, validate_dns1123_label};
-use serde_json::json;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use serde_json::{Value, json};
 
 use super::{Hooks, at_least, path_segment};
 use crate::json::{items, items_mut, set, set_default, text};
@@ -233,6 +237,7 @@ pub(crate) const WEBHOOKS: Hooks = Hooks {
                 let rule = "exactly one of url or service is required";
                 errors.push(FieldError::required(&path.child("clientConfig"), rule));
             }
+            validate_client(client, &path.child("clientConfig"), errors);
             if let Some(seconds) = webhook["timeoutSeconds"].as_i64()
                 && !(1..=30).contains(&seconds)
             {
@@ -243,6 +248,25 @@ pub(crate) const WEBHOOKS: Hooks = Hooks {
     },
     ..Hooks::NONE
 };
+
+/// What would make every call fail is refused at once: an address without TLS, a bundle without certificates.
+fn validate_client(client: &Value, path: &FieldPath, errors: &mut Vec<FieldError>) {
+    let url = text(&client["url"]);
+    if !client["url"].is_null() && !url.starts_with("https://") {
+        let rule = "'https' is the only allowed URL scheme: format must be https://host:port/path";
+        errors.push(FieldError::invalid(&path.child("url"), url, rule));
+    }
+    let bundle = text(&client["caBundle"]);
+    if bundle.is_empty() {
+        return;
+    }
+    // That it is base64 is checked with the types.
+    let pem = STANDARD.decode(bundle).unwrap_or_default();
+    if !CertificateDer::pem_slice_iter(&pem).next().is_some_and(|first| first.is_ok()) {
+        let rule = "unable to load root certificates: unable to parse bytes as PEM block";
+        errors.push(FieldError::invalid(&path.child("caBundle"), "<binary>", rule));
+    }
+}
 
 /// Roles are named by anything that fits a path.
 pub(crate) const ROLE: Hooks = Hooks { names: path_segment, ..Hooks::NONE };

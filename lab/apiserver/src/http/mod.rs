@@ -16,4 +16,4 @@ pub(crate) use negotiate::{Accept, Encoding, IncludeObject, Shape};
 pub(crate) use path::{RequestPath, ResourcePath};
 pub(crate) use query::Query;
 pub use service::ApiService;
-pub(crate) use service::Call;
+pub(crate) use service::{Call, is_dry_run};

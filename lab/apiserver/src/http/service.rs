@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use gantry_apimachinery::{FieldError, FieldPath, ResourceName};
 use http::header::{HeaderValue, WARNING};
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response};
@@ -129,8 +130,26 @@ impl Call {
     }
 
     pub(crate) fn dry_run(&self) -> bool {
-        self.query.all("dryRun").any(|value| value == "All")
+        self.query.all("dryRun").any(|value| value == DRY_RUN_ALL)
     }
+}
+
+/// The only kind of dry run.
+const DRY_RUN_ALL: &str = "All";
+
+/// Whether nothing is to be stored. A value that is unknown is an error: it must not become a write in earnest.
+pub(crate) fn is_dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bool, Status> {
+    let mut dry = false;
+    for value in values {
+        if value != DRY_RUN_ALL {
+            return Err(Status::invalid(
+                ResourceName { group: "meta.k8s.io", resource: "CreateOptions", name: "" },
+                &[FieldError::not_supported(&FieldPath::new("dryRun"), value, [DRY_RUN_ALL])],
+            ));
+        }
+        dry = true;
+    }
+    Ok(dry)
 }
 
 async fn handle(server: Arc<Inner>, user: Option<User>, parts: Parts, body: Body) -> Response<Body> {
@@ -175,7 +194,10 @@ async fn dispatch(
         is_internal: false,
         warnings: Mutex::default(),
     };
-    let result = resource_request(&call, parts, body).await;
+    let result = match is_dry_run(call.query.all("dryRun")) {
+        Ok(_) => resource_request(&call, parts, body).await,
+        Err(status) => Err(status),
+    };
     let mut response = result.unwrap_or_else(|status| status_response(&status));
     for warning in call.take_warnings() {
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{}\"", quote_warning(&warning))) {

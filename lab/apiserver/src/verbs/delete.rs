@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use gantry_apimachinery::{FieldError, FieldPath, ResourceName};
+use gantry_kubetypes::Types;
 use http::Response;
 use jiff::SignedDuration;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use super::filter::Filter;
 use super::{meta, view, webhooks, write};
 use crate::Status;
-use crate::http::{Body, Call, content_type, json_response, parse_json, parse_yaml};
+use crate::http::{Body, Call, decode, is_dry_run, json_response};
 use crate::json::{items, map_at, text};
 use crate::store::{CommitError, Object, ObjectKey, to_bytes};
 
@@ -19,9 +20,9 @@ use crate::store::{CommitError, Object, ObjectKey, to_bytes};
 pub(crate) struct DeleteOptions {
     grace_seconds: Option<i64>,
     uid: Option<String>,
-    revision: Option<String>,
+    pub(super) revision: Option<String>,
     propagation: Option<Propagation>,
-    dry_run: bool,
+    pub(super) dry_run: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,14 +44,27 @@ impl Propagation {
 }
 
 impl DeleteOptions {
-    fn of(call: &Call, bytes: &[u8]) -> Result<Self, Status> {
+    /// Those of a request: in its query, else in its body, which may be empty.
+    fn read(call: &Call, bytes: &[u8]) -> Result<Self, Status> {
         let body = if bytes.iter().all(u8::is_ascii_whitespace) {
             Value::Null
-        } else if content_type(&call.headers) == "application/yaml" {
-            parse_yaml(bytes)?
         } else {
-            parse_json(bytes)?
+            decode(&call.headers, bytes)?.object
         };
+        Self::of(call, &body)
+    }
+
+    pub(super) fn of(call: &Call, body: &Value) -> Result<Self, Status> {
+        // A precondition that cannot be read must not be taken for none.
+        let types = Types::builtin();
+        if !body.is_null()
+            && let Some(kind) = types.kind("meta.k8s.io", "v1", "DeleteOptions")
+            && let Some(fault) = types.check(kind, body).mistyped.first()
+        {
+            return Err(Status::bad_request(format!(
+                "DeleteOptions in version \"v1\" cannot be handled as a DeleteOptions: {fault}"
+            )));
+        }
         let string = |value: &Value| value.as_str().map(str::to_owned);
         let grace = match call.query.get("gracePeriodSeconds") {
             Some(given) => Some(given.parse::<i64>().map_err(|_| {
@@ -83,7 +97,7 @@ impl DeleteOptions {
             uid: string(&body["preconditions"]["uid"]),
             revision: string(&body["preconditions"]["resourceVersion"]),
             propagation,
-            dry_run: call.dry_run() || items(&body["dryRun"]).iter().any(|value| value == "All"),
+            dry_run: call.dry_run() || is_dry_run(items(&body["dryRun"]).iter().map(text))?,
         })
     }
 }
@@ -97,8 +111,11 @@ enum Deleted {
 }
 
 pub(crate) async fn delete(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let options = DeleteOptions::of(call, bytes)?;
-    match delete_object(call, &call.path.namespace, &call.path.name, &options).await? {
+    delete_with(call, &DeleteOptions::read(call, bytes)?).await
+}
+
+pub(crate) async fn delete_with(call: &Call, options: &DeleteOptions) -> Result<Response<Body>, Status> {
+    match delete_object(call, &call.path.namespace, &call.path.name, options).await? {
         Deleted::Waiting(object) => view::respond(call, 200, &object),
         Deleted::Gone(object) => {
             let status = Status::success(call.resource.named(&call.path.name), object.meta("uid"));
@@ -109,7 +126,7 @@ pub(crate) async fn delete(call: &Call, bytes: &[u8]) -> Result<Response<Body>, 
 
 /// Deletes what a list with the same selectors would show, and shows it.
 pub(crate) async fn delete_collection(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
-    let options = DeleteOptions::of(call, bytes)?;
+    let options = DeleteOptions::read(call, bytes)?;
     let filter = Filter::of(call)?;
     let namespace = Some(call.path.namespace.as_str()).filter(|namespace| !namespace.is_empty());
     let (objects, revision) = call.server.store.list(&call.resource.id, namespace, None).unwrap_or_default();
@@ -171,7 +188,12 @@ async fn delete_object(
     }
 }
 
-fn check_preconditions(call: &Call, name: &str, old: &Object, options: &DeleteOptions) -> Result<(), Status> {
+pub(super) fn check_preconditions(
+    call: &Call,
+    name: &str,
+    old: &Object,
+    options: &DeleteOptions,
+) -> Result<(), Status> {
     let check = |what: &str, wanted: &Option<String>, actual: &str| match wanted {
         Some(wanted) if wanted != actual => Err(call.resource.conflict(
             name,

@@ -6,6 +6,7 @@ use gantry_apimachinery::{FieldError, FieldPath, ResourceName, Selector};
 use http::Response;
 use serde_json::{Value, json};
 
+use super::delete::{DeleteOptions, check_preconditions, delete_with};
 use super::patch::Patch;
 use super::update::{Part, modify};
 use super::{get, meta, view};
@@ -215,12 +216,12 @@ pub(crate) async fn evict(call: &Call, bytes: &[u8]) -> Result<Response<Body>, S
     let name = call.path.name.as_str();
     let key = ObjectKey::new(&call.path.namespace, name);
     let pod = call.server.store.get(&call.resource.id, &key).ok_or_else(|| call.resource.not_found(name))?;
-    let options = to_bytes(&eviction["deleteOptions"]);
-    let options = if eviction["deleteOptions"].is_null() { &b""[..] } else { &options[..] };
-    let dry_run =
-        call.dry_run() || items(&eviction["deleteOptions"]["dryRun"]).iter().any(|value| value == "All");
-    spend_budget(call, &pod, dry_run)?;
-    if !dry_run {
+    let mut options = DeleteOptions::of(call, &eviction["deleteOptions"])?;
+    check_preconditions(call, name, &pod, &options)?;
+    // What follows changes the pod itself.
+    options.revision = None;
+    spend_budget(call, &pod, options.dry_run)?;
+    if !options.dry_run {
         let now = meta::now(&call.server.options.clock);
         let condition = json!({
             "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
@@ -233,7 +234,7 @@ pub(crate) async fn evict(call: &Call, bytes: &[u8]) -> Result<Response<Body>, S
         })
         .await?;
     }
-    super::delete(call, options).await?;
+    delete_with(call, &options).await?;
     Ok(created())
 }
 

@@ -1,5 +1,6 @@
 //! End-to-end tests: a whole cluster, driven as its users drive it.
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what is skipped says so")]
 
+mod bad_input;
 mod examples;
 mod kubectl_matrix;
