@@ -111,7 +111,10 @@ impl Slot {
 
     /// The GPUs that a new pod may get.
     pub(crate) fn free_gpus(&self, node: &Node) -> FreeGpus {
-        let by_count = u64::from(node.allocatable_gpus).saturating_sub(self.used_gpus);
+        // An unhealthy GPU is not among the allocatable ones: what a pod still has of them takes none of the others away.
+        let apart = u64::from((self.claimed & !self.healthy).count_ones());
+        let counted = self.used_gpus.saturating_sub(apart);
+        let by_count = u64::from(node.allocatable_gpus).saturating_sub(counted);
         let by_count = u32::try_from(by_count).unwrap_or(u32::MAX);
         if self.sets.is_none() {
             return FreeGpus { count: by_count, mask: 0 };

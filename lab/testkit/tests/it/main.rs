@@ -3,4 +3,5 @@
 
 mod bad_input;
 mod examples;
+mod faults;
 mod kubectl_matrix;
