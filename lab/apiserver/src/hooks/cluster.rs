@@ -262,7 +262,7 @@ fn validate_client(client: &Value, path: &FieldPath, errors: &mut Vec<FieldError
     }
     // That it is base64 is checked with the types.
     let pem = STANDARD.decode(bundle).unwrap_or_default();
-    if !CertificateDer::pem_slice_iter(&pem).next().is_some_and(|first| first.is_ok()) {
+    if CertificateDer::pem_slice_iter(&pem).next().is_none_or(|first| first.is_err()) {
         let rule = "unable to load root certificates: unable to parse bytes as PEM block";
         errors.push(FieldError::invalid(&path.child("caBundle"), "<binary>", rule));
     }

@@ -1,5 +1,6 @@
 //! What the server cannot take is refused with a text that says what to change; nothing of it stays, and the server goes on.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
@@ -247,7 +248,7 @@ fn yaml_bomb() -> String {
     let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
     for layer in 1..10 {
         let below = vec![format!("*a{}", layer - 1); 9].join(",");
-        text.push_str(&format!("a{layer}: &a{layer} [{below}]\n"));
+        let _ = writeln!(text, "a{layer}: &a{layer} [{below}]");
     }
     text
 }

@@ -575,7 +575,7 @@ async fn odd_shapes(lab: &Lab) -> anyhow::Result<()> {
     create(lab, &pod("last", 1)).await?;
     let mut seen: BTreeMap<String, String> = BTreeMap::new();
     running(lab, "with-init").await?;
-    let held = BTreeSet::from_iter(assigned_to_pod(&lab.get(&format!("{PODS}/with-init")).await?)?);
+    let held = assigned_to_pod(&lab.get(&format!("{PODS}/with-init")).await?)?;
     let all = [
         ("with-init", "main"),
         ("with-sidecar", "sidecar"),
