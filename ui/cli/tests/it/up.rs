@@ -111,7 +111,10 @@ fn two_clusters_run_side_by_side_and_end_one_by_one() {
             .args(["get", "gpus", "-o", "name"])
             .env("XDG_RUNTIME_DIR", place.path())
             .env("HOME", place.path());
-        kubeconfig.map_or_else(|| command.env_remove("KUBECONFIG"), |path| command.env("KUBECONFIG", path));
+        match kubeconfig {
+            Some(path) => command.env("KUBECONFIG", path),
+            None => command.env_remove("KUBECONFIG"),
+        };
         command.output().unwrap()
     };
     assert_eq!(String::from_utf8(plugin(Some(&one)).stdout).unwrap().lines().count(), 8);
