@@ -26,6 +26,7 @@ mod http;
 mod json;
 mod listen;
 mod openapi;
+mod openapi_v2;
 pub mod pki;
 mod printers;
 mod registry;

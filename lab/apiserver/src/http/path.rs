@@ -17,6 +17,8 @@ pub(crate) enum RequestPath {
     Resource(ResourcePath),
     /// `/version`
     Version,
+    /// `/openapi/v2`
+    OpenApiV2,
     /// `/openapi/v3`
     OpenApiIndex,
     /// `/openapi/v3/api/v1` or `/openapi/v3/apis/GROUP/VERSION`
@@ -54,6 +56,7 @@ impl RequestPath {
             ["api", version, rest @ ..] => resource("", version, rest),
             ["apis", group, version, rest @ ..] => resource(group, version, rest),
             ["version"] => Self::Version,
+            ["openapi", "v2"] => Self::OpenApiV2,
             ["openapi", "v3"] => Self::OpenApiIndex,
             ["openapi", "v3", "api", version] => Self::OpenApi(String::new(), (*version).to_owned()),
             ["openapi", "v3", "apis", group, version] => {
@@ -113,7 +116,7 @@ mod tests {
     fn paths_outside_resources_are_told_apart() {
         assert_eq!(RequestPath::parse("/apis/apps"), RequestPath::Group("apps".into()));
         assert_eq!(RequestPath::parse("/readyz/ping"), RequestPath::Health);
-        assert_eq!(RequestPath::parse("/openapi/v2"), RequestPath::Unknown);
+        assert_eq!(RequestPath::parse("/swagger.json"), RequestPath::Unknown);
         assert_eq!(RequestPath::parse("/api/v1/a/b/c/d/e"), RequestPath::Unknown);
     }
 }

@@ -23,7 +23,7 @@ use crate::server::{ApiServer, Inner};
 use crate::store::{ObjectKey, to_bytes};
 use crate::user::{Review, User};
 use crate::verbs::{self, Part};
-use crate::{Status, discovery, openapi};
+use crate::{Status, discovery, openapi, openapi_v2};
 use serde_json::json;
 
 /// The server as a `tower::Service`; cheap to clone, always ready.
@@ -222,6 +222,7 @@ fn about_server(
         RequestPath::Groups => Ok(discovery::groups(served, &accept)),
         RequestPath::Group(group) => discovery::group(served, group),
         RequestPath::GroupVersion(group, version) => discovery::resources(served, group, version),
+        RequestPath::OpenApiV2 => openapi_v2::answer(served, headers),
         RequestPath::OpenApiIndex => Ok(openapi::index(served)),
         RequestPath::OpenApi(group, version) => openapi::group_version(served, group, version),
         RequestPath::Root => {
