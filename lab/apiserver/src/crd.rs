@@ -15,7 +15,7 @@ use crate::hooks::Hooks;
 use crate::json::{items, map_at, set, set_default, text};
 use crate::registry::{Behaviour, Conversion, Resource, STANDARD, ScalePaths, Subresource};
 use crate::server::Inner;
-use crate::store::{Object, ResourceId};
+use crate::store::{Object, ObjectKey, ResourceId};
 
 /// The definitions' own resource.
 pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
@@ -326,8 +326,15 @@ fn subresources(value: &Value) -> Vec<Subresource> {
 
 /// Goes on with the removal of a definition: its objects are deleted, and when none is left, so is it.
 /// Objects with finalizers stay until those are done; the controllers call this again then.
-pub(crate) fn clean_up(server: &Inner, definition: &Object) {
-    let id = ResourceId::from(definition.meta("name"));
+/// Nothing happens if there is no such definition, or if it is to stay.
+pub(crate) fn clean_up(server: &Inner, name: &str) {
+    let resource = ResourceId::from(DEFINITIONS);
+    let Some(definition) = server.store.get(&resource, &ObjectKey::new("", name)) else { return };
+    let is_ending = definition.value["metadata"].get("deletionTimestamp").is_some();
+    if !is_ending || !crate::verbs::finalizers(&definition.value).contains(&CLEANUP) {
+        return;
+    }
+    let id = ResourceId::from(name);
     let (objects, _) = server.store.list(&id, None, None).unwrap_or_default();
     let mut waiting = false;
     let now = crate::verbs::now(&server.options.clock);
@@ -348,7 +355,6 @@ pub(crate) fn clean_up(server: &Inner, definition: &Object) {
     if waiting {
         return;
     }
-    let resource = ResourceId::from(DEFINITIONS);
     let mut rest = definition.value.clone();
     if let Some(list) = map_at(&mut rest, &["metadata"]).get_mut("finalizers").and_then(Value::as_array_mut) {
         list.retain(|finalizer| finalizer != CLEANUP);

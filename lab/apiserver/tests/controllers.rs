@@ -7,8 +7,11 @@ use std::time::Duration;
 
 use gantry_apiserver::{ApiServer, Options};
 use gantry_kit::{CancellationToken, SeededIds, VirtualClock};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, ServiceAccount};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+};
 use serde_json::json;
 
 fn server() -> ApiServer {
@@ -141,4 +144,46 @@ async fn every_namespace_has_its_default_account() {
     // A namespace that ends is not given another.
     namespaces.delete("team", &DeleteParams::default()).await.unwrap();
     until(|| async { namespaces.get_opt("team").await.unwrap().is_none() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_goes_an_hour_after_its_last_write() {
+    let api: Api<Event> = Api::default_namespaced(server().client());
+    for name in ["quiet", "busy"] {
+        let event =
+            json!({"metadata": {"name": name}, "involvedObject": {"kind": "Pod", "namespace": "default"}});
+        api.create(&PostParams::default(), &serde_json::from_value(event).unwrap()).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_mins(40)).await;
+    api.patch("busy", &PatchParams::default(), &Patch::Merge(json!({"count": 2}))).await.unwrap();
+    tokio::time::sleep(Duration::from_mins(40)).await;
+    assert!(api.get_opt("quiet").await.unwrap().is_none());
+    assert!(api.get_opt("busy").await.unwrap().is_some());
+    tokio::time::sleep(Duration::from_mins(40)).await;
+    assert!(api.get_opt("busy").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_definition_waits_for_the_finalizers_of_its_objects() {
+    let client = server().client();
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let definition = json!({
+        "metadata": {"name": "things.example.com"},
+        "spec": {
+            "group": "example.com", "scope": "Cluster", "names": {"plural": "things", "kind": "Thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    });
+    definitions.create(&PostParams::default(), &serde_json::from_value(definition).unwrap()).await.unwrap();
+    let gvk = GroupVersionKind::gvk("example.com", "v1", "Thing");
+    let things: Api<DynamicObject> = Api::all_with(client, &ApiResource::from_gvk(&gvk));
+    let thing = json!({"metadata": {"name": "held", "finalizers": ["x.io/hold"]}});
+    things.create(&PostParams::default(), &serde_json::from_value(thing).unwrap()).await.unwrap();
+    definitions.delete("things.example.com", &DeleteParams::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let held = things.get("held").await.unwrap();
+    assert!(held.metadata.deletion_timestamp.is_some());
+    let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    things.patch("held", &PatchParams::default(), &release).await.unwrap();
+    until(|| async { definitions.get_opt("things.example.com").await.unwrap().is_none() }).await;
 }

@@ -1,5 +1,5 @@
 //! The controllers that belong to the API server itself: without them deleted owners leave their dependents
-//! behind and deleted namespaces stay for ever.
+//! behind, deleted namespaces stay for ever, and so do events.
 //!
 //! ```text
 //!   store ─ every change ─▶ ownership graph, terminating namespaces ─▶ what to look at ─▶ deletions, edits
@@ -7,6 +7,7 @@
 //!     └─────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
+mod expiry;
 mod gc;
 mod namespaces;
 
@@ -17,13 +18,14 @@ use std::time::Duration;
 use gantry_kit::CancellationToken;
 use serde_json::json;
 
+use self::expiry::Expiry;
 use self::gc::{Action, Graph, Target, Uid};
 use crate::http::Call;
 use crate::registry::Resource;
 use crate::server::{ApiServer, Inner};
-use crate::store::{Change, ChangeKind, ResourceId};
+use crate::store::{Change, ChangeKind, Object, ResourceId};
 use crate::verbs::{Part, modify};
-use crate::{Status, verbs};
+use crate::{Status, crd, verbs};
 
 /// How long after a failure it is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -36,35 +38,42 @@ enum Work {
     Namespace(String),
     /// A namespace whose pods need the account that they run under unless they name another.
     Account(String),
+    /// A definition of custom resources on its way out.
+    Definition(String),
 }
 
 /// What can wake the controllers.
 enum Event {
     Change(ResourceId, Arc<Change>),
     Retry,
+    /// An event has lived long enough.
+    Due,
     Stop,
 }
 
 impl ApiServer {
-    /// Runs garbage collection and what belongs to namespaces (their `default` ServiceAccount, their end) until
-    /// cancelled.
+    /// Runs garbage collection, the end of events and of definitions, and what belongs to namespaces (their `default`
+    /// ServiceAccount, their end) until cancelled.
     pub async fn run_controllers(&self, cancel: CancellationToken) {
         let server = &self.inner;
         let (objects, mut changes) = server.store.feed();
         let mut state = State::default();
         for (resource, object) in &objects {
-            state.take_up(resource, &object.value);
+            state.take_up(resource, object);
         }
         drop(objects);
         loop {
             state.work(server).await;
             let event = tokio::select! {
+                biased;
                 () = cancel.cancelled() => Event::Stop,
                 change = changes.recv() => change.map_or(Event::Stop, |(id, change)| Event::Change(id, change)),
+                () = state.expiry.due() => Event::Due,
                 () = tokio::time::sleep(RETRY), if !state.failed.is_empty() => Event::Retry,
             };
             match event {
                 Event::Stop => return,
+                Event::Due => state.expiry.expire(server),
                 Event::Retry => {
                     let failed = std::mem::take(&mut state.failed);
                     state.queue.extend(failed);
@@ -85,6 +94,7 @@ impl ApiServer {
 struct State {
     graph: Graph,
     terminating: BTreeSet<String>,
+    expiry: Expiry,
     queue: BTreeSet<Work>,
     failed: BTreeSet<Work>,
 }
@@ -94,6 +104,7 @@ impl State {
         let object = &change.object;
         if change.kind == ChangeKind::Deleted {
             self.queue.extend(self.graph.remove(object.meta("uid")).into_iter().map(Work::Object));
+            self.queue.insert(Work::Definition(resource.to_string()));
             match &**resource {
                 "namespaces" => drop(self.terminating.remove(object.meta("name"))),
                 "serviceaccounts" if object.meta("name") == namespaces::DEFAULT_ACCOUNT => {
@@ -102,7 +113,7 @@ impl State {
                 _ => {}
             }
         } else {
-            self.take_up(resource, &object.value);
+            self.take_up(resource, object);
         }
         let namespace = object.meta("namespace");
         if self.terminating.contains(namespace) {
@@ -110,7 +121,12 @@ impl State {
         }
     }
 
-    fn take_up(&mut self, resource: &ResourceId, object: &serde_json::Value) {
+    fn take_up(&mut self, resource: &ResourceId, object: &Object) {
+        self.expiry.follow(resource, object);
+        if &**resource == crd::DEFINITIONS && object.value["metadata"].get("deletionTimestamp").is_some() {
+            self.queue.insert(Work::Definition(object.meta("name").to_owned()));
+        }
+        let object = &object.value;
         self.queue.extend(self.graph.upsert(resource, object).into_iter().map(Work::Object));
         if &**resource == "namespaces" {
             let name = crate::json::text(&object["metadata"]["name"]).to_owned();
@@ -127,6 +143,10 @@ impl State {
         for work in std::mem::take(&mut self.queue) {
             let result = match &work {
                 Work::Namespace(name) => namespaces::terminate(server, name).await,
+                Work::Definition(name) => {
+                    crd::clean_up(server, name);
+                    Ok(())
+                }
                 Work::Account(name) => namespaces::ensure_account(server, name).await,
                 Work::Object(uid) => {
                     let served = server.registry.served();

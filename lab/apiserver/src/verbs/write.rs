@@ -95,7 +95,7 @@ pub(crate) fn committed(call: &Call, object: &Object, is_gone: bool) {
     }
     crd::register(&call.server, &object.value, is_gone);
     if !is_gone && object.value["metadata"].get("deletionTimestamp").is_some() {
-        crd::clean_up(&call.server, object);
+        crd::clean_up(&call.server, object.meta("name"));
     }
 }
 
