@@ -171,7 +171,7 @@ impl Scheduler {
         Ok((Self { work, inputs }, handle))
     }
 
-    /// Schedules until cancelled.
+    /// Schedules until cancelled; no write is under way any more when this returns.
     pub async fn run(self, cancel: CancellationToken) {
         let Self { mut work, inputs } = self;
         let mut sources = watches(&work.options.client);
@@ -182,7 +182,7 @@ impl Scheduler {
             let wakeup = work.next_wakeup();
             let batch = tokio::select! {
                 biased;
-                () = cancel.cancelled() => return,
+                () = cancel.cancelled() => return work.writes.shutdown().await,
                 batch = batches.next() => batch.unwrap_or_default(),
                 () = tokio::time::sleep_until(wakeup) => Vec::new(),
             };

@@ -7,13 +7,15 @@ use gantry_kit::{CancellationToken, SharedClock, SharedIds};
 use gantry_scheduler::Scheduler;
 use gantry_workloads::Workloads;
 use kube::Client;
+use tokio::task::JoinHandle;
 
 use crate::Error;
 
 /// What runs beside the API server.
 pub(crate) struct Control {
     scheduler: gantry_scheduler::Options,
-    running: Mutex<CancellationToken>,
+    /// The scheduler that runs last.
+    running: Mutex<Option<(CancellationToken, JoinHandle<()>)>>,
     cancel: CancellationToken,
 }
 
@@ -35,7 +37,7 @@ impl Control {
         let mut scheduler = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
         // No Volcano runs here whose pods these could be.
         scheduler.scheduler_names.insert("volcano".to_owned());
-        let control = Self { scheduler, running: Mutex::new(cancel.child_token()), cancel: cancel.clone() };
+        let control = Self { scheduler, running: Mutex::default(), cancel: cancel.clone() };
         control.restart_scheduler()?;
         Ok(control)
     }
@@ -44,12 +46,21 @@ impl Control {
     pub(crate) fn restart_scheduler(&self) -> Result<(), Error> {
         let (scheduler, _) = Scheduler::new(self.scheduler.clone())?;
         let next = self.cancel.child_token();
-        let before = {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut *running, next.clone())
-        };
-        before.cancel();
-        tokio::spawn(scheduler.run(next));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = running.take().map(|(cancel, task)| {
+            cancel.cancel();
+            task
+        });
+        let token = next.clone();
+        let task = tokio::spawn(async move {
+            // Two at a time would give the same GPU away twice: a binding of the one may land after the other has read the pods.
+            if let Some(before) = before {
+                // One that crashed has ended as well.
+                let _ = before.await;
+            }
+            scheduler.run(token).await;
+        });
+        *running = Some((next, task));
         Ok(())
     }
 }

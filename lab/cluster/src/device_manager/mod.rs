@@ -616,28 +616,42 @@ fn remove_sockets(folder: &Path) -> Result<(), Error> {
     for entry in std::fs::read_dir(folder).map_err(Error::file("list", folder))? {
         let path = entry.map_err(Error::file("list", folder))?.path();
         if path.extension().is_some_and(|extension| extension == "sock") {
-            std::fs::remove_file(&path).map_err(Error::file("remove", &path))?;
+            remove(&path)?;
         }
     }
     Ok(())
 }
 
+/// Removes a socket's file; whoever made it may be ending and have done it just now.
+fn remove(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::File { action: "remove", path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Inode and time of change of a file: the number alone is soon given to another.
+type Identity = (u64, i64, i64);
+
 /// A socket's file; dropping it removes the file, unless a kubelet that started since has put its own in its place.
 struct SocketFile {
     path: PathBuf,
-    inode: Option<u64>,
+    identity: Option<Identity>,
 }
 
 impl SocketFile {
-    fn inode(path: &Path) -> Option<u64> {
+    fn identity(path: &Path) -> Option<Identity> {
         use std::os::unix::fs::MetadataExt as _;
-        std::fs::symlink_metadata(path).ok().map(|file| file.ino())
+        let file = std::fs::symlink_metadata(path).ok()?;
+        Some((file.ino(), file.ctime(), file.ctime_nsec()))
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.inode.is_some() && Self::inode(&self.path) == self.inode {
+        if self.identity.is_some() && Self::identity(&self.path) == self.identity {
             // Gone already if the node's folder was removed.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -653,14 +667,9 @@ fn listen(path: &Path) -> Result<(tokio::net::UnixListener, SocketFile), Error> 
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Error::File { action: "remove", path: path.to_owned(), source: error });
-        }
-        _ => {}
-    }
+    remove(path)?;
     let listener = tokio::net::UnixListener::bind(path).map_err(Error::file("listen on", path))?;
-    Ok((listener, SocketFile { path: path.to_owned(), inode: SocketFile::inode(path) }))
+    Ok((listener, SocketFile { path: path.to_owned(), identity: SocketFile::identity(path) }))
 }
 
 #[cfg(test)]

@@ -133,7 +133,17 @@ async fn every_gpu_is_assignable(lab: &Lab, nodes: usize) -> anyhow::Result<()> 
     }
     for i in 0..nodes {
         let name = format!("whole-{i}");
-        running(lab, &name).await?;
+        eventually(&format!("pod {name} runs"), async || {
+            let now = lab.get(&format!("{PODS}/{name}")).await?;
+            if now["status"]["reason"] == "UnexpectedAdmissionError" {
+                // It came while the device plugin was away.
+                delete(lab, &name).await?;
+                create(lab, &pod(&name, 8)).await?;
+            }
+            ensure!(phase(&now) == "Running", "{}", now["status"]);
+            Ok(())
+        })
+        .await?;
         seen.extend(visible(lab, &name, "main").await?);
     }
     ensure!(seen.len() == 8 * nodes, "only {} GPUs are seen", seen.len());
