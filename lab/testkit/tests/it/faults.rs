@@ -105,6 +105,14 @@ async fn visible(lab: &Lab, pod: &str, container: &str) -> anyhow::Result<BTreeS
     let kubectl = gantry_testkit::kubectls().pop().context("no kubectl on PATH")?;
     let arguments = ["exec", "-n", "default", pod, "-c", container, "--", "nvidia-smi", "-L"];
     let output = kubectl.run(lab.kubeconfig(), &arguments).await?;
+    // A container without GPUs has no such program; every other silence is a failure of the way there.
+    let absent = output.stderr.contains("executable file not found");
+    ensure!(
+        absent || !output.stdout.trim().is_empty(),
+        "exec in {pod}: {:?} {:?}",
+        output.code,
+        output.stderr
+    );
     let uuid = |line: &str| Some(line.split_once("UUID: ")?.1.trim_end_matches(')').to_owned());
     Ok(output.stdout.lines().filter_map(uuid).collect())
 }
@@ -144,7 +152,8 @@ async fn every_gpu_is_assignable(lab: &Lab, nodes: usize) -> anyhow::Result<()> 
             Ok(())
         })
         .await?;
-        seen.extend(visible(lab, &name, "main").await?);
+        let what = format!("pod {name} can be entered");
+        seen.extend(eventually(&what, async || visible(lab, &name, "main").await).await?);
     }
     ensure!(seen.len() == 8 * nodes, "only {} GPUs are seen", seen.len());
     Ok(())
