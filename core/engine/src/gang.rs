@@ -1,6 +1,6 @@
 //! Groups of pods that are placed together or not at all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_model::{Assignment, Group, Reason, Request};
@@ -42,11 +42,19 @@ impl State {
         let news = self.news;
         self.shortfalls.retain(|_, shortfall| shortfall.news == news);
         // Trying a group of which not all that must exist do would be in vain.
-        let short: Vec<_> = self
-            .groups
-            .keys()
-            .filter(|name| !self.shortfalls.contains_key(*name))
-            .map(|name| (name.clone(), self.standing(name)))
+        // Only groups with pods that wait are looked at: those that run are many, and have nothing to be told.
+        let waiting: BTreeSet<Arc<str>> = self
+            .active
+            .iter()
+            .filter_map(|shape| self.shapes[*shape].as_ref()?.shape.group.clone())
+            .filter(|name| !self.shortfalls.contains_key(name))
+            .collect();
+        let short: Vec<_> = waiting
+            .into_iter()
+            .map(|name| {
+                let standing = self.standing(&name);
+                (name, standing)
+            })
             .filter(|(_, standing)| standing.members < standing.min_members)
             .collect();
         for (name, standing) in short {

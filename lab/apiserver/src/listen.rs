@@ -30,17 +30,8 @@ impl ApiServer {
         cancel: CancellationToken,
     ) -> Result<(), Error> {
         let acceptor = TlsAcceptor::from(identity.tls()?);
-        let connections = Connections::new(cancel.clone());
-        loop {
-            let accepted = tokio::select! {
-                () = cancel.cancelled() => break,
-                accepted = listener.accept() => accepted,
-            };
-            // Running out of file descriptors must not end the server; the backlog waits.
-            let Ok((stream, _)) = accepted else {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                continue;
-            };
+        let connections = Connections::new(cancel);
+        while let Some((stream, _)) = connections.next(|| listener.accept()).await {
             let _ = stream.set_nodelay(true);
             let (server, acceptor, connections) = (self.clone(), acceptor.clone(), connections.clone());
             tokio::spawn(async move {
@@ -68,16 +59,8 @@ impl ApiServer {
             _ => {}
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
-        let connections = Connections::new(cancel.clone());
-        loop {
-            let accepted = tokio::select! {
-                () = cancel.cancelled() => break,
-                accepted = listener.accept() => accepted,
-            };
-            let Ok((stream, _)) = accepted else {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                continue;
-            };
+        let connections = Connections::new(cancel);
+        while let Some((stream, _)) = connections.next(|| listener.accept()).await {
             let service = ApiService::new(self.clone(), Some(User::admin()));
             let connections = connections.clone();
             tokio::spawn(async move { connections.serve(stream, service).await });
@@ -101,6 +84,24 @@ const MOST: u32 = 1 << 20;
 impl Connections {
     fn new(cancel: CancellationToken) -> Self {
         Self { cancel, open: Arc::new(tokio::sync::Semaphore::new(MOST as usize)) }
+    }
+
+    /// What `accept` gives next; `None` once cancelled.
+    async fn next<T, F>(&self, accept: impl Fn() -> F) -> Option<T>
+    where
+        F: Future<Output = std::io::Result<T>>,
+    {
+        loop {
+            let accepted = tokio::select! {
+                () = self.cancel.cancelled() => return None,
+                accepted = accept() => accepted,
+            };
+            if let Ok(connection) = accepted {
+                return Some(connection);
+            }
+            // Running out of file descriptors must not end the server; the backlog waits.
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
     }
 
     async fn serve<S>(&self, stream: S, service: ApiService)

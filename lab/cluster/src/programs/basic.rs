@@ -49,17 +49,8 @@ pub(super) fn env(process: &mut Process) -> BoxFuture<'_, i32> {
             }
             return 0;
         }
-        super::run(Process {
-            argv: args[split..].to_vec(),
-            env: process.env.clone(),
-            cwd: process.cwd.clone(),
-            view: process.view.clone(),
-            stdin: std::mem::take(&mut process.stdin),
-            stdout: process.stdout.clone(),
-            stderr: process.stderr.clone(),
-            tty: process.tty,
-        })
-        .await
+        let argv = args[split..].to_vec();
+        super::run(process.successor(argv)).await
     }
     .boxed()
 }

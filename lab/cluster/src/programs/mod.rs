@@ -49,6 +49,20 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    /// A program with the command line `argv` in this one's place: it takes over the streams, standard input included.
+    pub(crate) fn successor(&mut self, argv: Vec<String>) -> Self {
+        Self {
+            argv,
+            env: self.env.clone(),
+            cwd: self.cwd.clone(),
+            view: self.view.clone(),
+            stdin: std::mem::take(&mut self.stdin),
+            stdout: self.stdout.clone(),
+            stderr: self.stderr.clone(),
+            tty: self.tty,
+        }
+    }
+
     /// The arguments after the program's name.
     pub(crate) fn args(&self) -> &[String] {
         self.argv.get(1..).unwrap_or_default()

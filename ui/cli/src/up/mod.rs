@@ -160,29 +160,36 @@ pub(crate) fn detach(options: &UpOptions, kubeconfig: Option<&Path>) -> anyhow::
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn().context("start the cluster's process")?;
 
-    let step = Duration::from_millis(50);
-    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
+    let ready = poll(|| {
         if let Some(status) = child.try_wait()? {
             let text = fs::read_to_string(&log_path).unwrap_or_default();
             bail!("the cluster did not start ({status}):\n{}", text.trim_end());
         }
-        if folder.join("info.json").exists() {
-            print!("{}", fs::read_to_string(&log_path).unwrap_or_default());
-            println!("stop it with: gantry down {name}");
-            std::io::stdout().flush()?;
-            return Ok(());
-        }
-        pause(step);
+        Ok(folder.join("info.json").exists())
+    })?;
+    if !ready {
+        bail!("the cluster is not ready after {} s\nhint: cat {}", PATIENCE.as_secs(), log_path.display());
     }
-    bail!("the cluster is not ready after {} s\nhint: cat {}", PATIENCE.as_secs(), log_path.display())
+    print!("{}", fs::read_to_string(&log_path).unwrap_or_default());
+    println!("stop it with: gantry down {name}");
+    std::io::stdout().flush()?;
+    Ok(())
 }
 
+/// Asks again and again whether another process has got there; false if it has not within [`PATIENCE`].
 #[expect(
     clippy::disallowed_methods,
     reason = "no runtime runs in this process, which only waits for another"
 )]
-fn pause(step: Duration) {
-    std::thread::sleep(step);
+fn poll(mut probe: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<bool> {
+    let step = Duration::from_millis(50);
+    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
+        if probe()? {
+            return Ok(true);
+        }
+        std::thread::sleep(step);
+    }
+    Ok(false)
 }
 
 /// Stops clusters and returns when they are gone.
@@ -222,15 +229,16 @@ fn stop(info: &Info) -> anyhow::Result<()> {
     kill(nix::unistd::Pid::from_raw(info.pid), Signal::SIGTERM)
         .with_context(|| format!("signal process {} of cluster {}", info.pid, info.name))?;
     let folder = instance::folder(&info.name)?;
-    let step = Duration::from_millis(50);
-    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
-        if !instance::is_held(&folder)? {
-            println!("cluster {} is stopped", info.name);
-            return Ok(());
-        }
-        pause(step);
+    if !poll(|| Ok(!instance::is_held(&folder)?))? {
+        bail!(
+            "cluster {} did not stop within {} s\nhint: kill -9 {}",
+            info.name,
+            PATIENCE.as_secs(),
+            info.pid
+        );
     }
-    bail!("cluster {} did not stop within {} s\nhint: kill -9 {}", info.name, PATIENCE.as_secs(), info.pid)
+    println!("cluster {} is stopped", info.name);
+    Ok(())
 }
 
 /// Prints the clusters that run here.

@@ -29,16 +29,8 @@ pub(super) struct Shell {
 impl Shell {
     /// A shell that takes over the streams of `process`.
     pub(super) fn new(process: &mut Process) -> Self {
-        let process = Process {
-            argv: process.argv.clone(),
-            env: process.env.clone(),
-            cwd: process.cwd.clone(),
-            view: process.view.clone(),
-            stdin: std::mem::take(&mut process.stdin),
-            stdout: process.stdout.clone(),
-            stderr: process.stderr.clone(),
-            tty: process.tty,
-        };
+        let argv = process.argv.clone();
+        let process = process.successor(argv);
         Self { process, status: 0, exited: false, stop_on_failure: false }
     }
 
