@@ -99,7 +99,11 @@ async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<
         Api::namespaced_with(context.client.clone(), &job.namespace, &pod_resource());
     let groups: Api<DynamicObject> =
         Api::namespaced_with(context.client.clone(), &job.namespace, &group_resource());
-    let group = create(&groups, &plan::pod_group(&job)).await?;
+    let group_name = job.group_name();
+    let group = match groups.get_opt(&group_name).await.map_err(api("get", &group_name))? {
+        Some(group) => to_value(&group),
+        None => create(&groups, &plan::pod_group(&job)).await?,
+    };
 
     let selector = kube::api::ListParams::default().labels(&format!("{JOB_LABEL}={}", job.name));
     let listed = pods.list(&selector).await.map_err(api("list pods of", &job.name))?;
@@ -157,18 +161,10 @@ async fn write_status(
     now: &str,
 ) -> Result<(), Error> {
     let old = &object["status"];
-    let contained = |new: &Value, old: &Value| match new.as_object() {
-        Some(fields) => fields.iter().all(|(key, value)| &old[key] == value),
-        None => new == old,
-    };
-    let same_state = contained(&status["state"], &old["state"]);
-    let same = status.as_object().is_some_and(|fields| {
-        fields.iter().all(|(key, value)| if key == "state" { same_state } else { &old[key] == value })
-    });
-    if same {
+    if plan::holds(old, &status) {
         return Ok(());
     }
-    if status["state"].is_object() && !same_state {
+    if status["state"].is_object() && !plan::holds(&old["state"], &status["state"]) {
         status["state"]["lastTransitionTime"] = now.into();
     }
     let name = object["metadata"]["name"].as_str().unwrap_or_default();

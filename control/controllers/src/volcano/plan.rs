@@ -69,7 +69,8 @@ impl Counts {
 /// Plans for `job`, whose pods are `pods`.
 pub(crate) fn plan(job: &Job, pods: &[Seen]) -> Plan {
     let mut counts = Counts::default();
-    let mut by_task: BTreeMap<&str, Counts> = BTreeMap::new();
+    let mut by_task: BTreeMap<&str, Counts> =
+        job.tasks.iter().map(|task| (task.name.as_str(), Counts::default())).collect();
     for pod in pods {
         counts.add(pod);
         by_task.entry(&pod.task).or_default().add(pod);
@@ -101,14 +102,15 @@ pub(crate) fn plan(job: &Job, pods: &[Seen]) -> Plan {
     let task_counts: BTreeMap<&str, Value> = by_task
         .iter()
         .map(|(task, counts)| {
-            let phases: BTreeMap<&str, u64> = [
+            // A phase without pods is null: in a merge patch that takes away the number that stood there.
+            let phases: BTreeMap<&str, Option<u64>> = [
                 ("Pending", counts.pending),
                 ("Running", counts.running),
                 ("Succeeded", counts.succeeded),
                 ("Failed", counts.failed),
             ]
             .into_iter()
-            .filter(|(_, count)| *count > 0)
+            .map(|(phase, count)| (phase, (count > 0).then_some(count)))
             .collect();
             (*task, json!({"phase": phases}))
         })
@@ -130,6 +132,15 @@ pub(crate) fn plan(job: &Job, pods: &[Seen]) -> Plan {
         "failed": counts.failed,
     });
     plan
+}
+
+/// Whether `old` has all that the merge patch `new` says, so that writing it would change nothing.
+pub(super) fn holds(old: &Value, new: &Value) -> bool {
+    match new {
+        Value::Object(fields) => fields.iter().all(|(key, value)| holds(&old[key], value)),
+        // An absent field reads as null.
+        _ => old == new,
+    }
 }
 
 /// The phase by Volcano's rules: started with `minAvailable`, ended when every pod has, a success if every task
@@ -274,6 +285,17 @@ mod tests {
             assert_eq!(plan.status["state"]["phase"], job_phase, "{phases:?}");
             assert_eq!(plan.group_status["phase"], group_phase, "{phases:?}");
         }
+    }
+
+    #[test]
+    fn a_phase_that_no_pod_is_in_any_more_leaves_the_counts() {
+        let before = json!({"taskStatusCount": {"w": {"phase": {"Pending": 2, "Running": 1}}}});
+        let status = plan(&gang(), &pods(&["Running", "Running", "Running"])).status;
+        assert!(!holds(&before, &json!({"taskStatusCount": status["taskStatusCount"]})));
+        let phases = &status["taskStatusCount"]["w"]["phase"];
+        assert_eq!((&phases["Running"], phases.get("Pending")), (&json!(3), Some(&Value::Null)));
+        let after = json!({"taskStatusCount": {"w": {"phase": {"Running": 3}}}});
+        assert!(holds(&after, &json!({"taskStatusCount": status["taskStatusCount"]})));
     }
 
     #[test]
