@@ -13,8 +13,10 @@
 mod clock;
 mod ids;
 mod process;
+mod tasks;
 
 pub use clock::{Clock, ManualClock, SharedClock, SystemClock, VirtualClock};
 pub use ids::{IdSource, RandomIds, SeededIds, SharedIds};
 pub use process::{init_logging, install_crypto, shutdown_signal};
+pub use tasks::Tasks;
 pub use tokio_util::sync::CancellationToken;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gantry_agent::FolderWatch;
 use gantry_apiserver::ApiServer;
 use gantry_gpu::{Profile, SimGpus};
-use gantry_kit::{CancellationToken, SharedClock, SharedIds};
+use gantry_kit::{CancellationToken, SharedClock, SharedIds, Tasks};
 use gantry_model::FaultKind;
 use k8s_openapi::api::core::v1::Taint;
 use kube::Client;
@@ -70,11 +70,12 @@ pub struct ClusterOptions {
     pub ids: SharedIds,
 }
 
-/// A node as the cluster keeps it.
+/// A node as the cluster keeps it. Cheap to clone.
+#[derive(Clone)]
 struct Node {
     machine: Arc<Machine>,
-    /// The running kubelet; `None` while the node is off.
-    kubelet: Option<CancellationToken>,
+    /// The running kubelet; `None` while the node is off. Held while one is stopped or started: there are never two.
+    kubelet: Arc<tokio::sync::Mutex<Option<Tasks>>>,
 }
 
 /// A running cluster: API server, controllers, scheduler, and nodes with the real agent.
@@ -136,8 +137,8 @@ impl Cluster {
         for plate in plates {
             let name = plate.name.clone();
             let machine = Machine::new(plate, shared.clone());
-            cluster.nodes().insert(name.clone(), Node { machine, kubelet: None });
-            cluster.start_node(&name)?;
+            cluster.nodes().insert(name.clone(), Node { machine, kubelet: Arc::default() });
+            cluster.start_node(&name).await?;
         }
         apply(&cluster.client, daemon_set()).await?;
         stop_on_error.disarm();
@@ -168,12 +169,13 @@ impl Cluster {
     /// # Errors
     /// If that takes two minutes.
     pub async fn ready(&self) -> Result<(), Error> {
-        let machines: Vec<Arc<Machine>> = self
-            .nodes()
-            .values()
-            .filter(|node| node.kubelet.is_some())
-            .map(|node| Arc::clone(&node.machine))
-            .collect();
+        let nodes: Vec<Node> = self.nodes().values().cloned().collect();
+        let mut machines = Vec::new();
+        for node in nodes {
+            if node.kubelet.lock().await.is_some() {
+                machines.push(node.machine);
+            }
+        }
         let all = async {
             for machine in &machines {
                 // The sender lives in the machine.
@@ -210,27 +212,26 @@ impl Cluster {
     /// # Errors
     /// If there is no such node, or it has no GPUs.
     pub fn gpus(&self, node: &str) -> Result<Arc<SimGpus>, Error> {
-        let machine = self.machine(node)?;
+        let machine = self.node(node)?.machine;
         machine.plate.gpus.clone().ok_or_else(|| Error::NoGpus { node: node.to_owned() })
     }
 
-    fn machine(&self, node: &str) -> Result<Arc<Machine>, Error> {
-        let nodes = self.nodes();
-        let known = nodes.get(node).ok_or_else(|| Error::NoSuchNode { node: node.to_owned() })?;
-        Ok(Arc::clone(&known.machine))
+    fn node(&self, name: &str) -> Result<Node, Error> {
+        self.nodes().get(name).cloned().ok_or_else(|| Error::NoSuchNode { node: name.to_owned() })
     }
 
     /// Switches a node off at once: no process ends in good order and nobody tells the API server.
     ///
     /// # Errors
     /// If there is no such node. One that is off stays off.
-    pub fn stop_node(&self, node: &str) -> Result<(), Error> {
-        let machine = self.machine(node)?;
-        let kubelet = self.nodes().get_mut(node).and_then(|node| node.kubelet.take());
-        if let Some(kubelet) = kubelet {
-            kubelet.cancel();
+    pub async fn stop_node(&self, node: &str) -> Result<(), Error> {
+        let Node { machine, kubelet } = self.node(node)?;
+        let mut kubelet = kubelet.lock().await;
+        if let Some(running) = kubelet.take() {
+            running.token().cancel();
             machine.power_off();
             self.backend.set(node, None);
+            running.stop().await;
         }
         Ok(())
     }
@@ -239,36 +240,34 @@ impl Cluster {
     ///
     /// # Errors
     /// If there is no such node, or its folder cannot be used. One that is on stays on.
-    pub fn start_node(&self, node: &str) -> Result<(), Error> {
-        let machine = self.machine(node)?;
-        let cancel = self.cancel.child_token();
-        {
-            let mut nodes = self.nodes();
-            let Some(known) = nodes.get_mut(node).filter(|node| node.kubelet.is_none()) else {
-                return Ok(());
-            };
-            known.kubelet = Some(cancel.clone());
+    pub async fn start_node(&self, node: &str) -> Result<(), Error> {
+        let Node { machine, kubelet } = self.node(node)?;
+        let mut kubelet = kubelet.lock().await;
+        if kubelet.is_none() {
+            self.backend.set(node, Some(Arc::clone(&machine)));
+            *kubelet = Some(self.start_kubelet(machine)?);
         }
-        self.backend.set(node, Some(Arc::clone(&machine)));
-        Kubelet::start(machine, cancel)
+        Ok(())
     }
 
     /// Restarts a node's kubelet; its containers go on.
     ///
     /// # Errors
     /// If there is no such node, or its folder cannot be used. One that is off stays off.
-    pub fn restart_kubelet(&self, node: &str) -> Result<(), Error> {
-        let machine = self.machine(node)?;
-        let cancel = self.cancel.child_token();
-        let before = {
-            let mut nodes = self.nodes();
-            let Some(kubelet) = nodes.get_mut(node).and_then(|node| node.kubelet.as_mut()) else {
-                return Ok(());
-            };
-            std::mem::replace(kubelet, cancel.clone())
-        };
-        before.cancel();
-        Kubelet::start(machine, cancel)
+    pub async fn restart_kubelet(&self, node: &str) -> Result<(), Error> {
+        let Node { machine, kubelet } = self.node(node)?;
+        let mut kubelet = kubelet.lock().await;
+        if let Some(running) = kubelet.take() {
+            running.stop().await;
+            *kubelet = Some(self.start_kubelet(machine)?);
+        }
+        Ok(())
+    }
+
+    fn start_kubelet(&self, machine: Arc<Machine>) -> Result<Tasks, Error> {
+        let tasks = Tasks::new(self.cancel.child_token());
+        Kubelet::start(machine, tasks.clone())?;
+        Ok(tasks)
     }
 
     /// Kills the node agent's process; its kubelet starts it again.
@@ -276,7 +275,7 @@ impl Cluster {
     /// # Errors
     /// If there is no such node.
     pub fn restart_agent(&self, node: &str) -> Result<(), Error> {
-        let machine = self.machine(node)?;
+        let machine = self.node(node)?.machine;
         let sandboxes: Vec<_> = machine.sandboxes().values().cloned().collect();
         for sandbox in sandboxes.iter().filter(|sandbox| {
             sandbox.namespace == "kube-system" && sandbox.name.starts_with(AGENT_DAEMON_SET)
@@ -290,16 +289,21 @@ impl Cluster {
     ///
     /// # Errors
     /// If it cannot be set up.
-    pub fn restart_scheduler(&self) -> Result<(), Error> {
-        self.control.restart_scheduler()
+    pub async fn restart_scheduler(&self) -> Result<(), Error> {
+        self.control.restart_scheduler().await
     }
 
-    /// Stops everything. The state that is kept is complete at any time; this only ends the tasks.
+    /// Stops everything, and waits for what writes to the nodes' folders. The state that is kept is complete at any time.
     pub async fn shutdown(&self) {
         self.cancel.cancel();
         self.power_off();
-        // Tasks end when they next look.
-        tokio::task::yield_now().await;
+        let nodes: Vec<Node> = self.nodes().values().cloned().collect();
+        for node in nodes {
+            if let Some(kubelet) = node.kubelet.lock().await.take() {
+                kubelet.stop().await;
+            }
+        }
+        self.control.stopped().await;
     }
 }
 

@@ -1,22 +1,20 @@
 //! The control plane of a cluster beside its API server: controllers and scheduler.
 
-use std::sync::{Mutex, PoisonError};
-
 use gantry_apiserver::ApiServer;
-use gantry_kit::{CancellationToken, SharedClock, SharedIds};
+use gantry_kit::{CancellationToken, SharedClock, SharedIds, Tasks};
 use gantry_scheduler::Scheduler;
 use gantry_workloads::Workloads;
 use kube::Client;
-use tokio::task::JoinHandle;
 
 use crate::Error;
 
 /// What runs beside the API server.
 pub(crate) struct Control {
-    scheduler: gantry_scheduler::Options,
-    /// The scheduler that runs last.
-    running: Mutex<Option<(CancellationToken, JoinHandle<()>)>>,
-    cancel: CancellationToken,
+    options: gantry_scheduler::Options,
+    /// The scheduler that runs. Held while one is stopped and another started: two at a time would give the same GPU away
+    /// twice, for a binding of the one may land after the other has read the pods.
+    scheduler: tokio::sync::Mutex<Tasks>,
+    controllers: Tasks,
 }
 
 impl Control {
@@ -28,39 +26,38 @@ impl Control {
         ids: &SharedIds,
         cancel: &CancellationToken,
     ) -> Result<Self, Error> {
+        let controllers = Tasks::new(cancel.clone());
         let (server, token) = (api.clone(), cancel.clone());
-        tokio::spawn(async move { server.run_controllers(token).await });
+        controllers.spawn(async move { server.run_controllers(token).await });
         let workloads = gantry_workloads::Options::new(clock.clone(), ids.clone());
-        tokio::spawn(Workloads::new(client.clone(), workloads).run(cancel.clone()));
+        controllers.spawn(Workloads::new(client.clone(), workloads).run(cancel.clone()));
         let volcano = gantry_controllers::Options { clock: clock.clone() };
-        tokio::spawn(gantry_controllers::run(client.clone(), volcano, cancel.clone()));
-        let mut scheduler = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
+        controllers.spawn(gantry_controllers::run(client.clone(), volcano, cancel.clone()));
+        let mut options = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
         // No Volcano runs here whose pods these could be.
-        scheduler.scheduler_names.insert("volcano".to_owned());
-        let control = Self { scheduler, running: Mutex::default(), cancel: cancel.clone() };
-        control.restart_scheduler()?;
-        Ok(control)
+        options.scheduler_names.insert("volcano".to_owned());
+        let scheduler = tokio::sync::Mutex::new(start_scheduler(&options, cancel)?);
+        Ok(Self { options, scheduler, controllers })
     }
 
-    /// Ends the scheduler that runs, if any, and starts another.
-    pub(crate) fn restart_scheduler(&self) -> Result<(), Error> {
-        let (scheduler, _) = Scheduler::new(self.scheduler.clone())?;
-        let next = self.cancel.child_token();
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = running.take().map(|(cancel, task)| {
-            cancel.cancel();
-            task
-        });
-        let token = next.clone();
-        let task = tokio::spawn(async move {
-            // Two at a time would give the same GPU away twice: a binding of the one may land after the other has read the pods.
-            if let Some(before) = before {
-                // One that crashed has ended as well.
-                let _ = before.await;
-            }
-            scheduler.run(token).await;
-        });
-        *running = Some((next, task));
+    /// Ends the scheduler that runs and starts another.
+    pub(crate) async fn restart_scheduler(&self) -> Result<(), Error> {
+        let mut running = self.scheduler.lock().await;
+        running.stop().await;
+        *running = start_scheduler(&self.options, self.controllers.token())?;
         Ok(())
     }
+
+    /// Completes once everything has ended after the token was cancelled.
+    pub(crate) async fn stopped(&self) {
+        self.scheduler.lock().await.stop().await;
+        self.controllers.stop().await;
+    }
+}
+
+fn start_scheduler(options: &gantry_scheduler::Options, cancel: &CancellationToken) -> Result<Tasks, Error> {
+    let (scheduler, _) = Scheduler::new(options.clone())?;
+    let tasks = Tasks::new(cancel.child_token());
+    tasks.spawn(scheduler.run(tasks.token().clone()));
+    Ok(tasks)
 }

@@ -273,7 +273,7 @@ impl State {
             granted.push(slot);
         }
         if granted.is_empty() {
-            return Ok(Vec::new());
+            return self.check_ungranted(container).map(|()| Vec::new());
         }
         let positions = match self.mode {
             IdentityMode::Assignment => self.assigned(container, &granted)?,
@@ -296,6 +296,21 @@ impl State {
         let record = Container { devices: container.devices.clone(), gpus: gpus.clone() };
         pod.containers.insert(container.name.clone(), record);
         Ok(gpus)
+    }
+
+    /// Refuses a container that was assigned GPUs and granted none: a kubelet that admitted it before it knew of the
+    /// plugin would let it run without.
+    fn check_ungranted(&self, container: &ContainerIdentity) -> Result<(), Error> {
+        let ContainerIdentity { pod, name, annotations, .. } = container;
+        let assignment = annotations.get(ASSIGNMENT_ANNOTATION).and_then(|text| decode_assignment(text).ok());
+        let assigned = assignment
+            .filter(|assignment| self.mode == IdentityMode::Assignment && assignment.node == self.node)
+            .and_then(|assignment| assignment.containers.get(name.as_str()).map(Vec::len))
+            .unwrap_or_default();
+        if assigned == 0 {
+            return Ok(());
+        }
+        Err(Error::Count { pod: Box::new(pod.clone()), container: name.clone(), assigned, granted: 0 })
     }
 
     /// The positions of the GPUs for a container, as many as slots were granted.

@@ -81,9 +81,9 @@ async fn a_cluster_schedules_and_runs_gpu_pods_through_every_restart() {
     let big = running(&client, "big").await;
     assert!(big.annotations().contains_key(gantry_api::ASSIGNMENT_ANNOTATION));
     let node = big.spec.unwrap().node_name.unwrap();
-    cluster.restart_scheduler().unwrap();
+    cluster.restart_scheduler().await.unwrap();
     cluster.restart_agent(&node).unwrap();
-    cluster.restart_kubelet(&node).unwrap();
+    cluster.restart_kubelet(&node).await.unwrap();
     pods.create(&PostParams::default(), &pod("other", 8)).await.unwrap();
     assert_ne!(running(&client, "other").await.spec.unwrap().node_name.unwrap(), node);
     pods.delete("big", &DeleteParams::default()).await.unwrap();

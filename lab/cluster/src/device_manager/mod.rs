@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gantry_kit::CancellationToken;
+use gantry_kit::Tasks;
 use gantry_proto::deviceplugin::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, DevicePluginOptions, PreStartContainerRequest,
@@ -217,7 +217,9 @@ struct Inner {
     /// The kubelet admits one pod after the other.
     admission: tokio::sync::Mutex<()>,
     changed: watch::Sender<u64>,
-    cancel: CancellationToken,
+    /// Held while the checkpoint is made and written, or an earlier state could replace a later one.
+    saving: Mutex<()>,
+    tasks: Tasks,
 }
 
 #[derive(Debug, Default)]
@@ -248,8 +250,8 @@ struct Assigned {
 
 impl DeviceManager {
     /// Reads the checkpoint, removes what sockets are left in the plugin folder (which tells running plugins to register
-    /// again) and serves until `cancel`.
-    pub fn start(options: DeviceManagerOptions, cancel: CancellationToken) -> Result<Self, Error> {
+    /// again) and serves until `tasks` is stopped. A manager that worked in these folders before must have been stopped.
+    pub fn start(options: DeviceManagerOptions, tasks: Tasks) -> Result<Self, Error> {
         let plugins = options.plugins_dir();
         std::fs::create_dir_all(&plugins).map_err(Error::file("create", &plugins))?;
         remove_sockets(&plugins)?;
@@ -263,11 +265,12 @@ impl DeviceManager {
             state: Mutex::new(state),
             admission: tokio::sync::Mutex::default(),
             changed: watch::Sender::new(0),
-            cancel: cancel.clone(),
+            saving: Mutex::default(),
+            tasks,
         });
         let manager = Self(inner);
-        podresources::serve(manager.clone(), cancel.clone())?;
-        registration::serve(manager.clone(), cancel)?;
+        podresources::serve(manager.clone())?;
+        registration::serve(manager.clone())?;
         Ok(manager)
     }
 
@@ -476,6 +479,7 @@ impl DeviceManager {
     }
 
     fn save(&self) {
+        let _one = self.0.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let checkpoint = self.state().checkpoint();
         let path = self.0.options.checkpoint();
         if let Err(error) = checkpoint.save(&path) {

@@ -51,17 +51,11 @@ impl DeviceManager {
             known.options = options;
             known.generation
         };
-        let cancel = self.0.cancel.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = cancel.cancelled() => {}
-                result = manager.follow(&resource, generation, &socket) => {
-                    if let Err(error) = result {
-                        tracing::debug!(%resource, %socket, error = %error.message(), "device plugin ended");
-                    }
-                    manager.plugin_gone(&resource, generation);
-                }
+        self.0.tasks.spawn_until_cancelled(async move {
+            if let Err(error) = manager.follow(&resource, generation, &socket).await {
+                tracing::debug!(%resource, %socket, error = %error.message(), "device plugin ended");
             }
+            manager.plugin_gone(&resource, generation);
         });
     }
 
@@ -126,12 +120,10 @@ impl DeviceManager {
             return;
         }
         self.notify();
-        let (manager, cancel) = (self.clone(), self.0.cancel.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = cancel.cancelled() => {}
-                () = tokio::time::sleep(super::ENDPOINT_GRACE) => manager.notify(),
-            }
+        let manager = self.clone();
+        self.0.tasks.spawn_until_cancelled(async move {
+            tokio::time::sleep(super::ENDPOINT_GRACE).await;
+            manager.notify();
         });
     }
 }

@@ -1,6 +1,5 @@
 //! The podresources service (v1): which container has which device.
 
-use gantry_kit::CancellationToken;
 use gantry_proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use gantry_proto::podresources::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
@@ -14,14 +13,16 @@ use tonic::{Request, Response, Status};
 use super::{DeviceManager, PodRequest, State, listen};
 use crate::Error;
 
-/// Serves until `cancel`, then removes the socket.
-pub(super) fn serve(manager: DeviceManager, cancel: CancellationToken) -> Result<(), Error> {
+/// Serves until the kubelet stops, then removes the socket.
+pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
     let path = manager.0.options.pod_resources_socket();
     let (listener, file) = listen(&path)?;
-    tokio::spawn(async move {
+    let tasks = manager.0.tasks.clone();
+    let stopped = tasks.token().clone().cancelled_owned();
+    tasks.spawn(async move {
         let served = Server::builder()
             .add_service(PodResourcesListerServer::new(Service(manager)))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel.cancelled_owned())
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped)
             .await;
         if let Err(error) = served {
             tracing::warn!(%error, "the podresources service ended");

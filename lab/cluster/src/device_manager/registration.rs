@@ -1,6 +1,5 @@
 //! The `Registration` service on `kubelet.sock`.
 
-use gantry_kit::CancellationToken;
 use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
 use gantry_proto::deviceplugin::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -10,14 +9,16 @@ use tonic::{Request, Response, Status};
 use super::{DeviceManager, listen};
 use crate::Error;
 
-/// Serves until `cancel`, then removes the socket.
-pub(super) fn serve(manager: DeviceManager, cancel: CancellationToken) -> Result<(), Error> {
+/// Serves until the kubelet stops, then removes the socket.
+pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
     let path = manager.0.options.plugins_dir().join(KUBELET_SOCKET);
     let (listener, file) = listen(&path)?;
-    tokio::spawn(async move {
+    let tasks = manager.0.tasks.clone();
+    let stopped = tasks.token().clone().cancelled_owned();
+    tasks.spawn(async move {
         let served = Server::builder()
             .add_service(RegistrationServer::new(Service(manager)))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel.cancelled_owned())
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped)
             .await;
         if let Err(error) = served {
             tracing::warn!(%error, "the registration service ended");

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use futures::Stream;
-use gantry_kit::CancellationToken;
+use gantry_kit::{CancellationToken, Tasks};
 use gantry_proto::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use gantry_proto::deviceplugin::registration_client::RegistrationClient;
 use gantry_proto::deviceplugin::{
@@ -109,7 +109,7 @@ impl DevicePlugin for Double {
 struct Node {
     folder: tempfile::TempDir,
     manager: DeviceManager,
-    kubelet: CancellationToken,
+    kubelet: Tasks,
     double: Double,
 }
 
@@ -120,7 +120,7 @@ fn options(root: &Path) -> DeviceManagerOptions {
 impl Node {
     async fn start(devices: &[(&'static str, bool)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let kubelet = CancellationToken::new();
+        let kubelet = Tasks::default();
         let manager = DeviceManager::start(options(folder.path()), kubelet.clone()).unwrap();
         let double = Double {
             devices: watch::Sender::new(devices.to_vec()),
@@ -297,9 +297,9 @@ async fn pods_keep_their_devices_across_a_kubelet_restart() {
     let request = pod("1", &[("c", ContainerKind::App, 2)]);
     node.manager.admit(&request).await.unwrap();
     let before = node.manager.container("1", "c");
-    node.kubelet.cancel();
+    node.kubelet.stop().await;
 
-    node.kubelet = CancellationToken::new();
+    node.kubelet = Tasks::default();
     node.manager = DeviceManager::start(options(node.folder.path()), node.kubelet.clone()).unwrap();
     assert!(!node.socket().exists(), "a restart deletes the plugins' sockets");
     assert_eq!(node.manager.counts()[GPU], Count { capacity: 0, allocatable: 0 });
@@ -336,6 +336,6 @@ async fn podresources_tells_which_container_has_which_device() {
 async fn a_socket_path_that_does_not_fit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let deep = folder.path().join("x".repeat(90));
-    let error = DeviceManager::start(options(&deep), CancellationToken::new()).unwrap_err();
+    let error = DeviceManager::start(options(&deep), Tasks::default()).unwrap_err();
     assert!(error.to_string().contains("too long for a Unix socket: at most 107"), "{error}");
 }

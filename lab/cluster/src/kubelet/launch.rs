@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use gantry_api::ASSIGNMENT_ANNOTATION;
 use gantry_cdi::DeviceName;
 use gantry_gpu::Load;
 use gantry_kit::CancellationToken;
@@ -120,7 +121,9 @@ impl Kubelet {
             names.push(name.trim().parse::<DeviceName>().map_err(|error| create(error.to_string()))?);
         }
         let granted: Vec<String> = devices.ids.values().flatten().cloned().collect();
-        if granted.is_empty() {
+        // A runtime tells NRI of every container; the agent has nothing to say of one that neither side gave a device.
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        if granted.is_empty() && !annotations.contains_key(ASSIGNMENT_ANNOTATION) {
             return Ok(names);
         }
         let agent = self.machine.agent_soon(AGENT_PATIENCE).await.ok_or_else(|| {
@@ -132,7 +135,7 @@ impl Kubelet {
                 name: sandbox.name.as_str().into(),
                 uid: sandbox.uid.as_str().into(),
             },
-            annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+            annotations,
             name: container.name.clone(),
             devices: granted,
         };

@@ -25,7 +25,7 @@ mod worker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_kit::CancellationToken;
+use gantry_kit::{CancellationToken, Tasks};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
@@ -49,7 +49,7 @@ pub(crate) struct Kubelet {
     machine: Arc<Machine>,
     /// Only machines with devices need one.
     devices: Option<DeviceManager>,
-    cancel: CancellationToken,
+    tasks: Tasks,
 }
 
 /// What wakes the kubelet's loop.
@@ -66,29 +66,22 @@ struct Known {
 }
 
 impl Kubelet {
-    /// Starts a kubelet; it runs until `cancel`.
-    pub(crate) fn start(machine: Arc<Machine>, cancel: CancellationToken) -> Result<(), Error> {
+    /// Starts a kubelet; it runs until `tasks` is stopped. The machine's kubelet before must have been stopped.
+    pub(crate) fn start(machine: Arc<Machine>, tasks: Tasks) -> Result<(), Error> {
         let devices = if machine.plate.gpu_count > 0 {
             let options = DeviceManagerOptions {
                 root: machine.plate.run_dir.clone(),
                 state: machine.plate.state_dir.clone(),
             };
-            Some(DeviceManager::start(options, cancel.clone())?)
+            Some(DeviceManager::start(options, tasks.clone())?)
         } else {
             None
         };
         let pods = machine.shared.hub.subscribe(&machine.plate.name);
-        let kubelet = Arc::new(Self { machine, devices, cancel });
-        tokio::spawn({
-            let kubelet = Arc::clone(&kubelet);
-            async move {
-                tokio::select! {
-                    () = kubelet.cancel.cancelled() => {}
-                    () = kubelet.report() => {}
-                }
-            }
-        });
-        tokio::spawn(async move { kubelet.run(pods).await });
+        let kubelet = Arc::new(Self { machine, devices, tasks: tasks.clone() });
+        let reporting = Arc::clone(&kubelet);
+        tasks.spawn_until_cancelled(async move { reporting.report().await });
+        tasks.spawn(async move { kubelet.run(pods).await });
         Ok(())
     }
 
@@ -97,7 +90,7 @@ impl Kubelet {
         let (ended, mut endings) = mpsc::unbounded_channel();
         loop {
             let event = tokio::select! {
-                () = self.cancel.cancelled() => Event::Cancelled,
+                () = self.tasks.token().cancelled() => Event::Cancelled,
                 Some(event) = pods.recv() => Event::Pods(event),
                 Some((uid, how)) = endings.recv() => Event::Ended(uid, how),
             };
@@ -165,7 +158,7 @@ impl Kubelet {
         let worker = Worker::new(Arc::clone(self), sandbox, receiver, gone.clone());
         let ended = ended.clone();
         workers.insert(uid.clone(), Known { pod: sender, gone });
-        tokio::spawn(async move {
+        self.tasks.spawn(async move {
             let how = worker.run().await;
             // Nobody listens once the kubelet has stopped.
             let _ = ended.send((uid, how));

@@ -6,12 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Map, Value, json};
-use tokio::time::{MissedTickBehavior, interval_at, sleep};
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use super::agent_pod::NVIDIA_PCI_LABEL;
 use super::events::{Note, micro_stamp, stamp};
 use super::{KUBELET_VERSION, Kubelet};
-use crate::device_manager::Count;
+use crate::device_manager::{Count, DeviceManager};
 
 /// How often the Lease is renewed: a quarter of its duration, as kubelets do.
 const LEASE_PERIOD: Duration = Duration::from_secs(10);
@@ -19,6 +20,8 @@ const LEASE_PERIOD: Duration = Duration::from_secs(10);
 const LEASE_SECONDS: u32 = 40;
 /// How often an unchanged status is written (`nodeStatusReportFrequency`).
 const REPORT_PERIOD: Duration = Duration::from_mins(5);
+/// How often the status is compared with what the API server shows (`nodeStatusUpdateFrequency`).
+const COMPARE_PERIOD: Duration = Duration::from_secs(10);
 /// The wait after a failed write.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -33,8 +36,10 @@ const PODS: u64 = 110;
 impl Kubelet {
     /// Registers the node and keeps its status and Lease until the kubelet stops.
     pub(super) async fn report(&self) {
+        // From before the first look at the devices, or a change during the registration would go unseen.
+        let changes = self.devices.as_ref().map(DeviceManager::changes);
         let uid = self.register().await;
-        tokio::join!(self.report_status(), self.renew_lease(uid));
+        tokio::join!(self.report_status(changes), self.renew_lease(uid));
     }
 
     async fn register(&self) -> String {
@@ -71,9 +76,9 @@ impl Kubelet {
         Api::all(self.machine.shared.client.clone())
     }
 
-    /// Writes the status at every change of devices, and now and then.
-    async fn report_status(&self) {
-        let mut changes = self.devices.as_ref().map(crate::device_manager::DeviceManager::changes);
+    /// Writes the status at every change of devices, where the API server shows another, and now and then.
+    async fn report_status(&self, mut changes: Option<watch::Receiver<u64>>) {
+        let mut reported = Instant::now();
         loop {
             let changed = async {
                 match &mut changes {
@@ -84,20 +89,39 @@ impl Kubelet {
                     None => std::future::pending().await,
                 }
             };
-            let full = tokio::select! {
-                () = changed => false,
-                () = sleep(REPORT_PERIOD) => true,
+            let due = tokio::select! {
+                () = changed => true,
+                () = sleep(COMPARE_PERIOD) => !self.is_shown().await,
             };
+            let full = reported.elapsed() >= REPORT_PERIOD;
+            if !due && !full {
+                continue;
+            }
             while let Err(error) = self.write_status(full).await {
                 tracing::debug!(%error, node = self.machine.plate.name, "the node's status is not written yet");
                 sleep(RETRY).await;
             }
+            if full {
+                reported = Instant::now();
+            }
         }
     }
 
+    fn counts(&self) -> BTreeMap<String, Count> {
+        self.devices.as_ref().map(DeviceManager::counts).unwrap_or_default()
+    }
+
+    /// Whether the API server shows the resources that there are. A late write of a kubelet before this one, or of a user, may have
+    /// changed them. Where it does not answer, the next comparison will tell.
+    async fn is_shown(&self) -> bool {
+        let Ok(node) = self.nodes().get(&self.machine.plate.name).await else { return true };
+        let shown = serde_json::to_value(node.status).unwrap_or_default();
+        let wanted = resources(self.machine.plate.gpu_count, &self.counts());
+        ["capacity", "allocatable"].iter().all(|field| shown[field] == wanted[field])
+    }
+
     async fn write_status(&self, full: bool) -> Result<(), kube::Error> {
-        let counts =
-            self.devices.as_ref().map(crate::device_manager::DeviceManager::counts).unwrap_or_default();
+        let counts = self.counts();
         let mut status = resources(self.machine.plate.gpu_count, &counts);
         if full {
             let now = self.machine.shared.clock.now();
@@ -126,7 +150,7 @@ impl Kubelet {
             Api::namespaced(self.machine.shared.client.clone(), "kube-node-lease");
         // Spread over the period: a thousand nodes must not renew at one instant.
         let offset = Duration::from_millis(u64::from(self.machine.plate.index) * 37 % 10_000);
-        let mut timer = interval_at(tokio::time::Instant::now() + offset, LEASE_PERIOD);
+        let mut timer = interval_at(Instant::now() + offset, LEASE_PERIOD);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let renewed = || micro_stamp(self.machine.shared.clock.now());
         let lease = json!({

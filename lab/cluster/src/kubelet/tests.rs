@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use gantry_apiserver::{ApiServer, ExecRequest, Exit, LogRequest, NodeBackend as _, PodTarget, Streams};
 use gantry_gpu::{Profile, SimGpus};
-use gantry_kit::{SeededIds, SharedClock, SystemClock, VirtualClock};
+use gantry_kit::{CancellationToken, SeededIds, SharedClock, SystemClock, VirtualClock};
 use gantry_model::FaultKind;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Event as CoreEvent, Node};
@@ -24,7 +24,7 @@ struct Lab {
     client: Client,
     backend: Arc<Backend>,
     machine: Arc<Machine>,
-    kubelet: CancellationToken,
+    kubelet: Tasks,
     cancel: CancellationToken,
     _folder: tempfile::TempDir,
     _api: ApiServer,
@@ -86,7 +86,7 @@ impl Lab {
         let machine = Machine::new(plate, shared);
         backend.set("node", Some(machine.clone()));
         node_lifecycle::start(client.clone(), clock, recorder, cancel.clone());
-        let kubelet = cancel.child_token();
+        let kubelet = Tasks::new(cancel.child_token());
         Kubelet::start(machine.clone(), kubelet.clone()).unwrap();
         if gpu_count == 0 {
             machine.ready.subscribe().wait_for(|ready| *ready).await.unwrap();
@@ -379,7 +379,7 @@ async fn a_silent_node_is_tainted_and_its_pods_are_evicted() {
     let lab = Lab::virtual_time().await;
     lab.run("p", json!({"command": ["sleep", "infinity"]})).await;
     lab.running("p").await;
-    lab.kubelet.cancel();
+    lab.kubelet.stop().await;
     lab.machine.power_off();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let nodes = Api::<Node>::all(lab.client.clone());
@@ -396,7 +396,7 @@ async fn a_silent_node_is_tainted_and_its_pods_are_evicted() {
     tokio::time::sleep(Duration::from_secs(310)).await;
     assert!(lab.pods().get("p").await.unwrap().metadata.deletion_timestamp.is_some());
 
-    Kubelet::start(lab.machine.clone(), lab.cancel.child_token()).unwrap();
+    Kubelet::start(lab.machine.clone(), Tasks::new(lab.cancel.child_token())).unwrap();
     lab.gone("p").await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     let node = serde_json::to_value(nodes.get("node").await.unwrap()).unwrap();
@@ -478,9 +478,9 @@ async fn restarts_of_kubelet_and_agent_leave_pods_their_gpus() {
     lab.running("p").await;
     let before = lab.exec("p", &["nvidia-smi", "-L"]).await;
 
-    lab.kubelet.cancel();
+    lab.kubelet.stop().await;
     lab.machine.ready.send_replace(false);
-    Kubelet::start(lab.machine.clone(), lab.cancel.child_token()).unwrap();
+    Kubelet::start(lab.machine.clone(), Tasks::new(lab.cancel.child_token())).unwrap();
     lab.machine.ready.subscribe().wait_for(|ready| *ready).await.unwrap();
     lab.allocatable("2").await;
     assert_eq!(lab.exec("p", &["nvidia-smi", "-L"]).await, before);

@@ -91,7 +91,7 @@ impl Worker {
 
     /// Runs until the pod needs nothing more.
     pub(super) async fn run(mut self) -> Ended {
-        let cancel = self.kubelet.cancel.clone();
+        let cancel = self.kubelet.tasks.token().clone();
         if !is_terminal(&self.pod) && self.pod.metadata.deletion_timestamp.is_none() {
             tokio::select! {
                 () = cancel.cancelled() => return Ended::Cancelled,

@@ -222,9 +222,9 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     ensure!(five.len() == 5 && !five.contains(bad) && five.is_disjoint(&mine), "{five:?}");
     ensure!(phase(&running(lab, "user").await?) == "Running", "the user of a failed GPU ended");
     // A restart of all that knows of it changes nothing.
-    lab.cluster.restart_kubelet(NODE)?;
+    lab.cluster.restart_kubelet(NODE).await?;
     lab.cluster.restart_agent(NODE)?;
-    lab.cluster.restart_scheduler()?;
+    lab.cluster.restart_scheduler().await?;
     create(lab, &pod("one", 1)).await?;
     let why = refused(lab, "one").await?;
     ensure!(!why.is_empty(), "no reason");
@@ -296,9 +296,9 @@ async fn churn(lab: &Lab, seed: u64) -> anyhow::Result<()> {
                 let victim = alive.swap_remove(draws.below(alive.len()));
                 delete(lab, &victim).await?;
             }
-            7 => lab.cluster.restart_kubelet(["a100-80-1", "a100-80-2"][draws.below(2)])?,
+            7 => lab.cluster.restart_kubelet(["a100-80-1", "a100-80-2"][draws.below(2)]).await?,
             8 => end_agent(lab, &mut draws).await?,
-            _ => lab.cluster.restart_scheduler()?,
+            _ => lab.cluster.restart_scheduler().await?,
         }
         for _ in 0..draws.below(40) {
             tokio::task::yield_now().await;
@@ -380,7 +380,7 @@ async fn silent_node(lab: &Lab) -> anyhow::Result<()> {
     };
     let first = replica("").await?;
     let lost = text(&first, "/spec/nodeName").to_owned();
-    lab.cluster.stop_node(&lost)?;
+    lab.cluster.stop_node(&lost).await?;
     eventually("the node is unreachable", async || {
         let node = lab.get(&format!("/api/v1/nodes/{lost}")).await?;
         ensure!(
@@ -397,7 +397,7 @@ async fn silent_node(lab: &Lab) -> anyhow::Result<()> {
     .await?;
     let second = replica(&lost).await?;
     ensure!(assigned_to_pod(&second)?.is_disjoint(&assigned_to_pod(&first)?), "the GPUs of the lost node");
-    lab.cluster.start_node(&lost)?;
+    lab.cluster.start_node(&lost).await?;
     eventually("the node is back", async || {
         let node = lab.get(&format!("/api/v1/nodes/{lost}")).await?;
         ensure!(!node["spec"]["taints"].to_string().contains("unreachable"), "{}", node["spec"]);

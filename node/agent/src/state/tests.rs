@@ -84,6 +84,10 @@ fn what_does_not_fit_together_is_refused_with_both_sides() {
             "pod default/a, container main: 1 GPUs are assigned and the kubelet granted 2 devices".to_owned(),
         ),
         (
+            container("a", "main", &[], Some(&[("main", vec![gpus[0].clone()])])),
+            "pod default/a, container main: 1 GPUs are assigned and the kubelet granted 0 devices".to_owned(),
+        ),
+        (
             container("a", "side", &["slot-0"], Some(&[("main", vec![gpus[0].clone()])])),
             "pod default/a, container side: 0 GPUs are assigned and the kubelet granted 1 devices".to_owned(),
         ),
@@ -105,6 +109,8 @@ fn what_does_not_fit_together_is_refused_with_both_sides() {
         assert!(error.starts_with(&expected), "{error}\ninstead of\n{expected}");
         assert!(state.in_use().is_empty());
     }
+    let without = container("a", "side", &[], Some(&[("main", vec![gpus[0].clone()])]));
+    assert!(state.create(&without).unwrap().is_empty(), "a container that neither side gave a GPU");
     for id in ["slot-00", "slot-+0", "slot-", "slot", "", "0", gpus[0].as_str()] {
         assert!(state.allocate(&[id.to_owned()]).is_err(), "{id}");
     }

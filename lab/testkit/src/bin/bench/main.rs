@@ -4,6 +4,9 @@
 //! run, on this machine; where it is a promise of the project, it says `target`.
 #![expect(clippy::print_stdout, reason = "a command-line tool speaks through it")]
 
+mod agent;
+mod fill;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +33,12 @@ struct Figure {
 /// A benchmark's name and what runs it.
 type Bench = (&'static str, fn() -> futures::future::BoxFuture<'static, anyhow::Result<Vec<Figure>>>);
 
-const BENCHES: &[Bench] =
-    &[("up", || Box::pin(up())), ("fill", || Box::pin(fill())), ("list", || Box::pin(list()))];
+const BENCHES: &[Bench] = &[
+    ("up", || Box::pin(up())),
+    ("fill", || Box::pin(fill::fill())),
+    ("list", || Box::pin(list())),
+    ("agent", || Box::pin(agent::agent())),
+];
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -88,108 +95,35 @@ async fn up() -> anyhow::Result<Vec<Figure>> {
     let running = start.elapsed();
     lab.stop().await;
     Ok(vec![
-        Figure {
-            name: "up, nodes ready",
-            value: seconds(ready),
-            unit: "s",
-            baseline: 1.0,
-            against: "target",
-        },
-        Figure {
-            name: "up, first GPU pod running",
-            value: seconds(running),
-            unit: "s",
-            baseline: 3.0,
-            against: "target",
-        },
+        Figure { name: "up/ready", value: seconds(ready), unit: "s", baseline: 1.0, against: "target" },
+        Figure { name: "up/first-pod", value: seconds(running), unit: "s", baseline: 3.0, against: "target" },
     ])
 }
 
-const FILL_NODES: u32 = 1_000;
-const FILL_PODS: usize = 10_000;
-
-/// 10,000 pods on 1,000 nodes with 8 GPUs each, from the first create to the last pod running. 8,000 have a GPU each; the rest
-/// ask for none, for there are no more.
-async fn fill() -> anyhow::Result<Vec<Figure>> {
-    let lab = Lab::start(&[("a100-80", FILL_NODES)]).await?;
-    let gpus = usize::try_from(FILL_NODES)? * 8;
-    let start = Instant::now();
-    let pods = (0..FILL_PODS).map(|index| pod(&format!("pod-{index}"), u32::from(index < gpus)));
-    create_all(&lab.cluster.client(), pods).await?;
-    loop {
-        let running =
-            lab.list("/api/v1/namespaces/default/pods?fieldSelector=status.phase=Running").await?.len();
-        if running == FILL_PODS {
-            break;
-        }
-        ensure!(start.elapsed() < Duration::from_secs(300), "only {running} pods run after 300 s");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    let filled = start.elapsed();
-    let resident_mib = resident_mib()?;
-    lab.stop().await;
-
-    // The same writes by a client that does not think: create, bind to any node, report running.
-    let server = ApiServer::new(Options::new(Arc::new(SystemClock), Arc::new(RandomIds::default())))?;
-    let client = server.client();
-    let start = Instant::now();
-    create_all(&client, (0..FILL_PODS).map(|index| pod(&format!("pod-{index}"), 0))).await?;
-    futures::stream::iter((0..FILL_PODS).map(anyhow::Ok))
-        .try_for_each_concurrent(64, async |index| {
-            let path = format!("/api/v1/namespaces/default/pods/pod-{index}");
-            let node = format!("node-{}", index % usize::try_from(FILL_NODES)?);
-            let binding = json!({
-                "apiVersion": "v1", "kind": "Binding", "metadata": {"name": format!("pod-{index}")},
-                "target": {"kind": "Node", "name": node},
-            });
-            request(&client, "POST", &format!("{path}/binding"), "application/json", &binding).await?;
-            let status = json!({"status": {"phase": "Running"}});
-            request(&client, "PATCH", &format!("{path}/status"), "application/merge-patch+json", &status)
-                .await
-        })
-        .await?;
-    let unthinking = start.elapsed();
-    let rate = |time: Duration| FILL_PODS as f64 / seconds(time);
-    Ok(vec![
-        Figure {
-            name: "fill, pods running",
-            value: rate(filled),
-            unit: "pods/s",
-            baseline: rate(unthinking),
-            against: "the same writes without scheduler and kubelets",
-        },
-        Figure {
-            name: "fill, memory",
-            value: resident_mib,
-            unit: "MiB",
-            baseline: 2048.0,
-            against: "target",
-        },
-    ])
-}
+const LISTED_PODS: usize = 10_000;
 
 /// A list of 10,000 pods as kubectl asks for it, and the same bytes parsed once.
 async fn list() -> anyhow::Result<Vec<Figure>> {
     let server = ApiServer::new(Options::new(Arc::new(SystemClock), Arc::new(RandomIds::default())))?;
     let client = server.client();
-    create_all(&client, (0..FILL_PODS).map(|index| pod(&format!("pod-{index}"), 1))).await?;
+    create_all(&client, (0..LISTED_PODS).map(|index| pod(&format!("pod-{index}"), 1))).await?;
     let start = Instant::now();
     let bytes = request_bytes(&client, "GET", "/api/v1/pods", "application/json", &Value::Null).await?;
     let listed = start.elapsed();
     let start = Instant::now();
     let parsed: Value = serde_json::from_slice(&bytes)?;
     let parse = start.elapsed();
-    ensure!(parsed["items"].as_array().is_some_and(|items| items.len() == FILL_PODS), "a short list");
+    ensure!(parsed["items"].as_array().is_some_and(|items| items.len() == LISTED_PODS), "a short list");
     Ok(vec![
         Figure {
-            name: "list of 10,000 pods",
+            name: "list/10k",
             value: seconds(listed) * 1e3,
             unit: "ms",
             baseline: seconds(parse) * 1e3,
             against: "parsing the answer",
         },
         Figure {
-            name: "list of 10,000 pods",
+            name: "list/10k",
             value: seconds(listed) * 1e3,
             unit: "ms",
             baseline: 300.0,
