@@ -1,6 +1,6 @@
 //! A simulated machine: what stays when its kubelet or its agent is restarted, and what they share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -61,7 +61,9 @@ pub(crate) struct Machine {
     /// Pods by UID.
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     /// The node agent, while its container runs.
-    agent: watch::Sender<Option<gantry_agent::Handle>>,
+    agent: watch::Sender<Option<Arc<gantry_agent::Handle>>>,
+    /// Pods that ended while no agent ran, by UID: the next one is told first of all.
+    ended: Mutex<BTreeSet<String>>,
     next_pid: AtomicU32,
     next_ip: AtomicU32,
     /// Whether the API server shows the node ready with all its GPUs.
@@ -77,6 +79,7 @@ impl Machine {
             hardware,
             sandboxes: Mutex::default(),
             agent: watch::Sender::new(None),
+            ended: Mutex::default(),
             next_pid: AtomicU32::new(1_000),
             next_ip: AtomicU32::new(0),
             ready: watch::Sender::new(false),
@@ -87,19 +90,48 @@ impl Machine {
         self.sandboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn agent(&self) -> Option<gantry_agent::Handle> {
+    pub(crate) fn agent(&self) -> Option<Arc<gantry_agent::Handle>> {
         self.agent.borrow().clone()
     }
 
     /// The node agent, for which it waits: after a restart pods and agent start at the same time.
-    pub(crate) async fn agent_soon(&self, patience: Duration) -> Option<gantry_agent::Handle> {
+    pub(crate) async fn agent_soon(&self, patience: Duration) -> Option<Arc<gantry_agent::Handle>> {
         let mut agent = self.agent.subscribe();
         let running = tokio::time::timeout(patience, agent.wait_for(Option::is_some)).await;
         running.ok()?.ok()?.clone()
     }
 
-    pub(crate) fn set_agent(&self, handle: Option<gantry_agent::Handle>) {
-        self.agent.send_replace(handle);
+    /// Makes the machine's agent known.
+    pub(crate) fn agent_started(&self, handle: &Arc<gantry_agent::Handle>) {
+        let mut ended = self.ended();
+        for uid in std::mem::take(&mut *ended) {
+            handle.remove_pod(&uid);
+        }
+        self.agent.send_replace(Some(Arc::clone(handle)));
+    }
+
+    /// Forgets an agent that has ended, unless another has started since.
+    pub(crate) fn agent_ended(&self, handle: &Arc<gantry_agent::Handle>) {
+        self.agent.send_if_modified(|known| {
+            let same = known.as_ref().is_some_and(|known| Arc::ptr_eq(known, handle));
+            if same {
+                *known = None;
+            }
+            same
+        });
+    }
+
+    /// Tells the agent that a pod has ended for good: its GPUs are free.
+    pub(crate) fn pod_ended(&self, uid: &str) {
+        let mut ended = self.ended();
+        match self.agent() {
+            Some(agent) => agent.remove_pod(uid),
+            None => drop(ended.insert(uid.to_owned())),
+        }
+    }
+
+    fn ended(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -150,7 +182,7 @@ impl Machine {
         for sandbox in all {
             sandbox.power_off(now);
         }
-        self.set_agent(None);
+        self.agent.send_replace(None);
         self.ready.send_replace(false);
     }
 }

@@ -7,11 +7,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
+use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, Inventory, is_application_xid};
 use gantry_kit::{CancellationToken, SharedClock};
-use gantry_model::{Fault, FaultKind, Gpu, Health};
+use gantry_model::{FaultKind, Gpu, Health};
 use gantry_proto::deviceplugin::KUBELET_SOCKET;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
@@ -27,7 +28,7 @@ use crate::{Error, FolderWatch, Handle, IdentityMode, cdi};
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Waits between attempts to register: the first, and the longest.
+/// Waits between attempts to register, or to read the GPUs: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// What was configured.
@@ -111,17 +112,15 @@ impl Agent {
         Ok((Self { options, driver, endpoint, adopt, shared }, handle))
     }
 
-    /// Serves the kubelet until cancelled.
-    ///
-    /// # Errors
-    /// None at present: what can pass is tried again.
-    pub async fn run(self, cancel: CancellationToken) -> Result<(), Error> {
+    /// Serves the kubelet until cancelled. Whatever fails is tried again.
+    pub async fn run(self, cancel: CancellationToken) {
         let (sender, mut events) = mpsc::unbounded_channel();
         let subscription = self.options.backend.subscribe(Box::new(move |event| {
             let _ = sender.send(event.clone());
         }));
         // Whatever happened between the inventory in `new` and the subscription.
-        self.refresh();
+        let mut reading = Reading::new(Arc::clone(&self.options.backend));
+        reading.start();
         // Ends the reporter with this future, whether it is cancelled or dropped.
         let reporting = cancel.child_token();
         let _end = reporting.clone().drop_guard();
@@ -152,10 +151,15 @@ impl Agent {
                 Some(event) = events.recv() => Event::Health(event),
                 watched = next_change(folder.as_mut()) => Event::Folder { watched },
                 result = link.progress.next() => Event::Registration(result),
+                result = reading.next() => Event::Inventory(result),
             };
             match event {
                 Event::Cancelled => break,
-                Event::Health(event) => self.health(&event),
+                Event::Health(event) => self.health(&event, &mut reading),
+                Event::Inventory(Ok(inventory)) => self.refresh(inventory),
+                Event::Inventory(Err(error)) => {
+                    self.log(format!("Could not read the GPUs: {error}; trying again"))
+                }
                 Event::Folder { watched: true } => {}
                 Event::Folder { watched: false } => folder = None,
                 Event::Registration(None) => link.progress = Progress::Idle,
@@ -181,7 +185,6 @@ impl Agent {
             let _ = std::fs::remove_file(path);
         }
         self.log("Stopped".to_owned());
-        Ok(())
     }
 
     fn socket(&self) -> PathBuf {
@@ -241,18 +244,21 @@ impl Agent {
         )));
     }
 
-    fn health(&self, event: &HealthEvent) {
-        match event.kind {
-            EventKind::Fault(FaultKind::Xid(xid)) if is_application_xid(xid) => {
+    fn health(&self, event: &HealthEvent, reading: &mut Reading) {
+        let fault = match &event.kind {
+            EventKind::Recovered => return reading.start(),
+            EventKind::Fault(fault) => fault,
+        };
+        match fault.kind {
+            FaultKind::Xid(xid) if is_application_xid(xid) => {
                 self.log(format!(
                     "XID {xid} on {}: an application's error, the device stays in service",
                     event.gpu
                 ));
             }
-            EventKind::Fault(kind) => {
-                let fault = Fault { kind, message: format!("the driver reported: {kind}") };
+            kind => {
                 let mut state = self.shared.state();
-                if let Some(id) = state.set_health(&event.gpu, Health::Unhealthy(fault)) {
+                if let Some(id) = state.set_health(&event.gpu, Health::Unhealthy(fault.clone())) {
                     self.log(format!("Device {id} ({}) marked unhealthy: {kind}", event.gpu));
                     if kind == FaultKind::Lost {
                         self.write_cdi(state.gpus());
@@ -260,16 +266,11 @@ impl Agent {
                     self.shared.publish(&state);
                 }
             }
-            EventKind::Recovered => self.refresh(),
         }
     }
 
-    /// Asks the driver anew. On a failure everything stays as it was.
-    fn refresh(&self) {
-        let inventory = match self.options.backend.inventory() {
-            Ok(inventory) => inventory,
-            Err(error) => return self.log(format!("Could not read the GPUs: {error}")),
-        };
+    /// Takes over what the driver says.
+    fn refresh(&self, inventory: Inventory) {
         let mut state = self.shared.state();
         let before = state.gpus().to_vec();
         state.refresh(inventory);
@@ -303,6 +304,57 @@ enum Event {
     },
     /// A call has ended; `None` when a wait has.
     Registration(Option<Result<(), Error>>),
+    /// The GPUs were read. After a failure they will be read again, and until then everything stays as it was.
+    Inventory(Result<Inventory, gantry_gpu::Error>),
+}
+
+/// Reading the GPUs anew: on a thread of its own, for a driver may take its time, and again until it succeeds.
+struct Reading {
+    backend: Arc<dyn GpuBackend>,
+    call: Option<JoinHandle<Result<Inventory, gantry_gpu::Error>>>,
+    /// When to read again: after a failure, or because something has happened since the call began.
+    due: Option<Instant>,
+    /// The next wait after a failure.
+    delay: Duration,
+}
+
+impl Reading {
+    fn new(backend: Arc<dyn GpuBackend>) -> Self {
+        Self { backend, call: None, due: None, delay: RETRY.0 }
+    }
+
+    /// Has the GPUs read as they are from now on.
+    fn start(&mut self) {
+        self.due = Some(Instant::now());
+    }
+
+    /// The end of the next call.
+    async fn next(&mut self) -> Result<Inventory, gantry_gpu::Error> {
+        loop {
+            if let Some(call) = &mut self.call {
+                let ended = call.await;
+                self.call = None;
+                // A driver call that panics has failed; the panic is on record.
+                let result = ended.unwrap_or_else(|_| Err(gantry_gpu::Error::Aborted));
+                if result.is_ok() {
+                    self.delay = RETRY.0;
+                } else {
+                    self.due.get_or_insert(Instant::now() + self.delay);
+                    self.delay = (self.delay * 2).min(RETRY.1);
+                }
+                return result;
+            }
+            match self.due {
+                None => std::future::pending().await,
+                Some(due) => {
+                    sleep_until(due).await;
+                    self.due = None;
+                    let backend = Arc::clone(&self.backend);
+                    self.call = Some(tokio::task::spawn_blocking(move || backend.inventory()));
+                }
+            }
+        }
+    }
 }
 
 async fn next_change(folder: Option<&mut FolderEvents>) -> bool {

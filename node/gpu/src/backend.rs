@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use gantry_model::{FaultKind, Gpu, GpuId, Topology};
+use gantry_model::{Fault, Gpu, GpuId, Topology};
 
 use crate::Error;
 
@@ -113,10 +113,11 @@ pub struct HealthEvent {
 }
 
 /// What can happen to a card.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
-    /// A fault. An XID for which [`is_application_xid`] holds does not make the card unfit.
-    Fault(FaultKind),
+    /// A fault, in the words in which [`GpuBackend::inventory`] reports it from now on. An XID for which
+    /// [`is_application_xid`] holds does not make the card unfit.
+    Fault(Fault),
     /// The card works again.
     Recovered,
 }

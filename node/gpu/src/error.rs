@@ -29,6 +29,9 @@ pub enum Error {
         /// How many there are.
         count: usize,
     },
+    /// A call into the driver crashed.
+    #[error("a call into the driver ended without an answer")]
+    Aborted,
     /// There is no GPU with this UUID.
     #[error("no GPU of this node is {0}")]
     NoSuchGpu(GpuId),

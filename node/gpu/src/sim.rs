@@ -111,13 +111,14 @@ impl SimGpus {
     /// A lost card ends what runs on it.
     pub fn fault(&self, index: usize, kind: FaultKind) -> Result<(), Error> {
         self.change(index, |card| {
+            let fault = Fault { kind, message: message(kind) };
             if !matches!(kind, FaultKind::Xid(xid) if is_application_xid(xid)) {
-                card.gpu.health = Health::Unhealthy(Fault { kind, message: message(kind) });
+                card.gpu.health = Health::Unhealthy(fault.clone());
             }
             if kind == FaultKind::Lost {
                 card.load.clear();
             }
-            EventKind::Fault(kind)
+            EventKind::Fault(fault)
         })
     }
 
@@ -210,7 +211,7 @@ impl GpuBackend for SimGpus {
                     index: card.gpu.index,
                     id: Some(card.gpu.id.clone()),
                     pci_bus_id: card.gpu.pci_bus_id.clone(),
-                    error: "GPU is lost".to_owned(),
+                    error: message(FaultKind::Lost),
                 })
                 .collect(),
         })
@@ -272,7 +273,7 @@ fn sample(profile: &Profile, card: &Card) -> GpuSample {
 
 fn message(kind: FaultKind) -> String {
     match kind {
-        FaultKind::Xid(xid) => format!("the driver reported critical XID {xid}"),
+        FaultKind::Xid(xid) => format!("the driver reported XID {xid}"),
         FaultKind::Lost => "the card has fallen off the bus and does not answer".to_owned(),
         FaultKind::DoubleBitEcc => "the card has uncorrectable memory errors".to_owned(),
         FaultKind::RowRemapPending => "a memory row is to be remapped: the card needs a reset".to_owned(),
@@ -364,7 +365,8 @@ mod tests {
         let gpus = node("t4", 1);
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&seen);
-        let subscription = gpus.subscribe(Box::new(move |event| sink.lock().unwrap().push(event.kind)));
+        let subscription =
+            gpus.subscribe(Box::new(move |event| sink.lock().unwrap().push(event.kind.clone())));
         gpus.fault(0, FaultKind::Xid(31)).unwrap();
         assert!(gpus.inventory().unwrap().gpus[0].health.is_healthy());
         gpus.fault(0, FaultKind::Xid(79)).unwrap();
@@ -372,13 +374,10 @@ mod tests {
         gpus.recover(0).unwrap();
         drop(subscription);
         gpus.fault(0, FaultKind::DoubleBitEcc).unwrap();
+        let fault = |kind| EventKind::Fault(Fault { kind, message: message(kind) });
         assert_eq!(
             *seen.lock().unwrap(),
-            [
-                EventKind::Fault(FaultKind::Xid(31)),
-                EventKind::Fault(FaultKind::Xid(79)),
-                EventKind::Recovered
-            ]
+            [fault(FaultKind::Xid(31)), fault(FaultKind::Xid(79)), EventKind::Recovered]
         );
         assert_eq!(gpus.fault(1, FaultKind::Lost), Err(Error::NoSuchIndex { index: 1, count: 1 }));
     }

@@ -15,9 +15,10 @@ mod checkpoint;
 mod plugin;
 mod podresources;
 mod registration;
+mod sockets;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -39,9 +40,6 @@ const ENDPOINT_GRACE: Duration = Duration::from_mins(5);
 
 /// How long the kubelet waits for `PreStartContainer`.
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// The longest path that fits into `sockaddr_un` with its terminating zero.
-const MAX_SOCKET_PATH: usize = 107;
 
 /// How the kubelet counts a container when it hands out devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,11 +252,18 @@ impl DeviceManager {
     pub fn start(options: DeviceManagerOptions, tasks: Tasks) -> Result<Self, Error> {
         let plugins = options.plugins_dir();
         std::fs::create_dir_all(&plugins).map_err(Error::file("create", &plugins))?;
-        remove_sockets(&plugins)?;
+        sockets::remove_all(&plugins)?;
         std::fs::create_dir_all(&options.state).map_err(Error::file("create", &options.state))?;
         let mut state = State::default();
-        if let Some(checkpoint) = Checkpoint::load(&options.checkpoint())? {
-            state.restore(checkpoint);
+        match Checkpoint::load(&options.checkpoint()) {
+            Ok(checkpoint) => state.restore(checkpoint.unwrap_or_default()),
+            // What it knew is found out again: the pods are admitted anew, and the agent knows who has which GPU.
+            Err(error @ Error::Checkpoint { .. }) => {
+                tracing::warn!(%error, "the device manager's checkpoint is set aside");
+                let (from, to) = (options.checkpoint(), options.checkpoint().with_extension("corrupt"));
+                std::fs::rename(&from, &to).map_err(Error::file("rename", &from))?;
+            }
+            Err(error) => return Err(error),
         }
         let inner = Arc::new(Inner {
             options,
@@ -614,66 +619,6 @@ impl State {
             .collect();
         Checkpoint { entries, registered }
     }
-}
-
-fn remove_sockets(folder: &Path) -> Result<(), Error> {
-    for entry in std::fs::read_dir(folder).map_err(Error::file("list", folder))? {
-        let path = entry.map_err(Error::file("list", folder))?.path();
-        if path.extension().is_some_and(|extension| extension == "sock") {
-            remove(&path)?;
-        }
-    }
-    Ok(())
-}
-
-/// Removes a socket's file; whoever made it may be ending and have done it just now.
-fn remove(path: &Path) -> Result<(), Error> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::File { action: "remove", path: path.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Inode and time of change of a file: the number alone is soon given to another.
-type Identity = (u64, i64, i64);
-
-/// A socket's file; dropping it removes the file, unless a kubelet that started since has put its own in its place.
-struct SocketFile {
-    path: PathBuf,
-    identity: Option<Identity>,
-}
-
-impl SocketFile {
-    fn identity(path: &Path) -> Option<Identity> {
-        use std::os::unix::fs::MetadataExt as _;
-        let file = std::fs::symlink_metadata(path).ok()?;
-        Some((file.ino(), file.ctime(), file.ctime_nsec()))
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if self.identity.is_some() && Self::identity(&self.path) == self.identity {
-            // Gone already if the node's folder was removed.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Listens on a Unix socket after making its folder and removing what is left of an earlier one.
-fn listen(path: &Path) -> Result<(tokio::net::UnixListener, SocketFile), Error> {
-    let length = path.as_os_str().len();
-    if length > MAX_SOCKET_PATH {
-        return Err(Error::SocketPath { path: path.to_owned(), length, max: MAX_SOCKET_PATH });
-    }
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
-    }
-    remove(path)?;
-    let listener = tokio::net::UnixListener::bind(path).map_err(Error::file("listen on", path))?;
-    Ok((listener, SocketFile { path: path.to_owned(), identity: SocketFile::identity(path) }))
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::{DeviceManager, PodRequest, State, listen};
+use super::sockets::listen;
+use super::{DeviceManager, PodRequest, State};
 use crate::Error;
 
-/// Serves until the kubelet stops, then removes the socket.
+/// Serves until the kubelet stops.
 pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
     let path = manager.0.options.pod_resources_socket();
-    let (listener, file) = listen(&path)?;
+    let listener = listen(&path)?;
     let tasks = manager.0.tasks.clone();
     let stopped = tasks.token().clone().cancelled_owned();
     tasks.spawn(async move {
@@ -27,7 +28,6 @@ pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
         if let Err(error) = served {
             tracing::warn!(%error, "the podresources service ended");
         }
-        drop(file);
     });
     Ok(())
 }

@@ -6,13 +6,14 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::{DeviceManager, listen};
+use super::DeviceManager;
+use super::sockets::listen;
 use crate::Error;
 
-/// Serves until the kubelet stops, then removes the socket.
+/// Serves until the kubelet stops.
 pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
     let path = manager.0.options.plugins_dir().join(KUBELET_SOCKET);
-    let (listener, file) = listen(&path)?;
+    let listener = listen(&path)?;
     let tasks = manager.0.tasks.clone();
     let stopped = tasks.token().clone().cancelled_owned();
     tasks.spawn(async move {
@@ -23,7 +24,6 @@ pub(super) fn serve(manager: DeviceManager) -> Result<(), Error> {
         if let Err(error) = served {
             tracing::warn!(%error, "the registration service ended");
         }
-        drop(file);
     });
     Ok(())
 }

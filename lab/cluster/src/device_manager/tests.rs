@@ -35,6 +35,8 @@ struct Double {
     devices: watch::Sender<Vec<(&'static str, bool)>>,
     allocated: Arc<Mutex<Vec<Vec<String>>>>,
     refuse: Arc<Mutex<Option<Status>>>,
+    /// Makes `Allocate` tell that it was called and never answer.
+    hang: Arc<Mutex<Option<Arc<tokio::sync::Notify>>>>,
     alive: CancellationToken,
 }
 
@@ -90,6 +92,11 @@ impl DevicePlugin for Double {
         if let Some(status) = self.refuse.lock().unwrap().take() {
             return Err(status);
         }
+        let hang = self.hang.lock().unwrap().take();
+        if let Some(called) = hang {
+            called.notify_one();
+            return std::future::pending().await;
+        }
         let ids = request.into_inner().container_requests.remove(0).devices_ids;
         self.allocated.lock().unwrap().push(ids.clone());
         let cdi_devices =
@@ -126,6 +133,7 @@ impl Node {
             devices: watch::Sender::new(devices.to_vec()),
             allocated: Arc::default(),
             refuse: Arc::default(),
+            hang: Arc::default(),
             alive: CancellationToken::new(),
         };
         let mut node = Self { folder, manager, kubelet, double };
@@ -139,11 +147,19 @@ impl Node {
     }
 
     async fn plug(&mut self) {
+        self.plug_from(&tokio::runtime::Handle::current()).await;
+    }
+
+    /// Starts the plugin as a process that is `runtime`, and registers it.
+    async fn plug_from(&mut self, runtime: &tokio::runtime::Handle) {
         self.double.alive = CancellationToken::new();
         let _ = std::fs::remove_file(self.socket());
-        let listener = tokio::net::UnixListener::bind(self.socket()).unwrap();
+        let listener = {
+            let _process = runtime.enter();
+            tokio::net::UnixListener::bind(self.socket()).unwrap()
+        };
         let (double, cancel) = (self.double.clone(), self.double.alive.clone().cancelled_owned());
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             Server::builder()
                 .add_service(DevicePluginServer::new(double))
                 .serve_with_incoming_shutdown(UnixListenerStream::new(listener), cancel)
@@ -289,6 +305,47 @@ async fn a_vanished_plugin_takes_its_devices_along_and_brings_them_back() {
     node.wait(4, 0).await;
     tokio::time::advance(ENDPOINT_GRACE).await;
     node.wait(0, 0).await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_dies_within_allocate_leaves_nothing_held() {
+    let mut node = Node::start(FOUR).await;
+    let process = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    node.double.alive.cancel();
+    node.wait(4, 0).await;
+    node.plug_from(process.handle()).await;
+    node.wait(4, 4).await;
+    let called = Arc::new(tokio::sync::Notify::new());
+    *node.double.hang.lock().unwrap() = Some(Arc::clone(&called));
+    let manager = node.manager.clone();
+    let admitted =
+        tokio::spawn(async move { manager.admit(&pod("1", &[("c", ContainerKind::App, 3)])).await });
+    called.notified().await;
+    process.shutdown_background();
+    let error = admitted.await.unwrap().unwrap_err();
+    assert!(matches!(error, AdmissionError::Rpc { .. }), "{error}");
+    node.wait(4, 0).await;
+    node.plug().await;
+    node.wait(4, 4).await;
+    node.manager.admit(&pod("2", &[("c", ContainerKind::App, 4)])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_is_set_aside_and_the_kubelet_starts() {
+    let mut node = Node::start(FOUR).await;
+    node.manager.admit(&pod("1", &[("c", ContainerKind::App, 2)])).await.unwrap();
+    node.kubelet.stop().await;
+    let file = options(node.folder.path()).checkpoint();
+    let mut text = std::fs::read_to_string(&file).unwrap();
+    text.truncate(text.len() / 2);
+    std::fs::write(&file, text).unwrap();
+
+    node.kubelet = Tasks::default();
+    node.manager = DeviceManager::start(options(node.folder.path()), node.kubelet.clone()).unwrap();
+    assert!(file.with_extension("corrupt").exists());
+    node.plug().await;
+    node.wait(4, 4).await;
+    node.manager.admit(&pod("1", &[("c", ContainerKind::App, 2)])).await.unwrap();
 }
 
 #[tokio::test]

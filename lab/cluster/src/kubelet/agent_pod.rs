@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_agent::{Agent, IdentityMode, Options};
+use gantry_agent::{Agent, Handle, IdentityMode, Options};
 use gantry_kit::CancellationToken;
 use serde_json::{Value, json};
 
@@ -18,6 +18,9 @@ const NVIDIA_PLUGIN: &str = "k8s-device-plugin";
 
 /// The label by which Node Feature Discovery marks machines with a PCI device of NVIDIA's.
 pub(crate) const NVIDIA_PCI_LABEL: &str = "feature.node.kubernetes.io/pci-10de.present";
+
+/// The resource that the agent offers.
+pub(super) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// The name of the agent's DaemonSet; `grep nvidia` finds its pods.
 pub(crate) const AGENT_DAEMON_SET: &str = "gantry-nvidia-agent";
@@ -88,7 +91,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         node_name: machine.plate.name.clone(),
         backend: gpus,
         identity: IdentityMode::Assignment,
-        resource: "nvidia.com/gpu".to_owned(),
+        resource: GPU_RESOURCE.to_owned(),
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),
         cdi_dir: machine.cdi_dir(),
         driver_root,
@@ -107,8 +110,9 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
     let stop = CancellationToken::new();
     let _stop_on_drop = stop.clone().drop_guard();
     let task = tokio::spawn(agent.run(stop));
-    let _gone_on_drop = Registered { machine: Arc::clone(&machine) };
-    machine.set_agent(Some(handle.clone()));
+    let handle = Arc::new(handle);
+    machine.agent_started(&handle);
+    let _gone_on_drop = Registered { machine: Arc::clone(&machine), handle: Arc::clone(&handle) };
     let mut changes = handle.logs_changed();
     let mut next = 0;
     let copy = async {
@@ -126,11 +130,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
     tokio::select! {
         () = copy => 0,
         result = task => match result {
-            Ok(Ok(())) => 0,
-            Ok(Err(error)) => {
-                stdout.line(format!("the agent ended: {error}"));
-                1
-            }
+            Ok(()) => 0,
             // A panic is an agent that crashed.
             Err(_) => 2,
         },
@@ -140,11 +140,12 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
 /// The machine's knowledge of its agent, for as long as that runs.
 struct Registered {
     machine: Arc<Machine>,
+    handle: Arc<Handle>,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.machine.set_agent(None);
+        self.machine.agent_ended(&self.handle);
     }
 }
 

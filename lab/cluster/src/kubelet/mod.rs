@@ -115,6 +115,10 @@ impl Kubelet {
                         self.gone(uid, &workers);
                     }
                     let live = worker::live(&list);
+                    // The agent first: what the device manager has freed is offered to others at once.
+                    if let Some(agent) = self.machine.agent() {
+                        agent.synchronize(&live);
+                    }
                     if let Some(manager) = &self.devices {
                         manager.retain(&live);
                     }
@@ -171,15 +175,18 @@ impl Kubelet {
         if let Some(known) = workers.get(uid) {
             known.gone.cancel();
         } else {
-            if let Some(manager) = &self.devices {
-                manager.release(uid);
-            }
-            if let Some(agent) = self.machine.agent() {
-                agent.remove_pod(uid);
-            }
+            self.free(uid);
         }
         if let Some(sandbox) = sandbox {
             sandbox.stop_all();
+        }
+    }
+
+    /// Frees what a pod that has ended held: at the agent first, for what the device manager frees is offered to others at once.
+    fn free(&self, uid: &str) {
+        self.machine.pod_ended(uid);
+        if let Some(manager) = &self.devices {
+            manager.release(uid);
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
-use super::agent_pod::NVIDIA_PCI_LABEL;
+use super::agent_pod::{GPU_RESOURCE, NVIDIA_PCI_LABEL};
 use super::events::{Note, micro_stamp, stamp};
 use super::{KUBELET_VERSION, Kubelet};
 use crate::device_manager::{Count, DeviceManager};
@@ -137,10 +137,8 @@ impl Kubelet {
         let patch = Patch::Strategic(json!({"status": status}));
         self.nodes().patch_status(&self.machine.plate.name, &PatchParams::default(), &patch).await?;
         let expected = usize::try_from(self.machine.plate.gpu_count).unwrap_or(usize::MAX);
-        let gpus: usize = counts.values().map(|count| count.capacity).sum();
-        if gpus >= expected {
-            self.machine.ready.send_replace(true);
-        }
+        let offered = counts.get(GPU_RESOURCE).map_or(0, |count| count.capacity);
+        self.machine.ready.send_replace(offered >= expected);
         Ok(())
     }
 

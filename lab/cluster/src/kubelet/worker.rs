@@ -473,12 +473,7 @@ impl Worker {
 
     /// Frees what a pod that has ended held.
     fn clean_up(&self) {
-        if let Some(manager) = &self.kubelet.devices {
-            manager.release(&self.sandbox.uid);
-        }
-        if let Some(agent) = self.kubelet.machine.agent() {
-            agent.remove_pod(&self.sandbox.uid);
-        }
+        self.kubelet.free(&self.sandbox.uid);
     }
 
     fn api(&self) -> Api<Pod> {

@@ -1,6 +1,6 @@
 //! DaemonSet: one pod on each node that it fits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -72,6 +72,8 @@ struct Run<'a> {
     min_ready: i64,
     tolerations: Vec<Value>,
     by_node: BTreeMap<&'a str, Vec<&'a Arc<Pod>>>,
+    /// Each node with whether a pod should be started there, and whether one that runs there may go on.
+    nodes: Vec<(&'a Value, bool, bool)>,
 }
 
 impl<'a> Run<'a> {
@@ -85,28 +87,25 @@ impl<'a> Run<'a> {
             // Bound pods come first, then the oldest.
             pods.sort_by_key(|pod| (pod.node.is_empty(), pod.created, pod.id.clone()));
         }
+        let tolerations = tolerations(spec);
+        let nodes = observed.nodes.iter().map(|node| {
+            let (should_run, may_go_on) = wants(spec, &tolerations, node);
+            (&**node, should_run, may_go_on)
+        });
         Self {
             observed,
             update,
             now,
             min_ready: observed.set.int("/spec/minReadySeconds").unwrap_or(0),
-            tolerations: tolerations(spec),
+            nodes: nodes.collect(),
+            tolerations,
             by_node,
         }
     }
 
-    /// Whether a pod should be started on the node, and whether one that runs there may go on.
-    fn wants(&self, node: &Value) -> (bool, bool) {
-        let spec = self.observed.set.at("/spec/template/spec");
-        let named = spec.text("/nodeName");
-        if (!named.is_empty() && named != node.name()) || !fits(spec, node) {
-            return (false, false);
-        }
-        let effects: Vec<&str> = untolerated(node, &self.tolerations).collect();
-        (
-            !effects.iter().any(|effect| matches!(*effect, "NoSchedule" | "NoExecute")),
-            !effects.contains(&"NoExecute"),
-        )
+    /// The nodes on which a pod should run.
+    fn wanted(&self) -> impl Iterator<Item = &'a Value> {
+        self.nodes.iter().filter(|(_, should_run, _)| *should_run).map(|(node, ..)| *node)
     }
 
     fn surge(&self) -> i64 {
@@ -114,8 +113,7 @@ impl<'a> Run<'a> {
     }
 
     fn bound(&self, field: &str, default: i64) -> i64 {
-        let nodes = self.observed.nodes.iter().filter(|node| self.wants(node).0).count();
-        let nodes = i64::try_from(nodes).unwrap_or(i64::MAX);
+        let nodes = i64::try_from(self.wanted().count()).unwrap_or(i64::MAX);
         let value = self.observed.set.at(&format!("/spec/updateStrategy/rollingUpdate/{field}"));
         int_or_percent(value, nodes, true).unwrap_or(default)
     }
@@ -135,17 +133,17 @@ impl<'a> Run<'a> {
     /// Puts one pod on each node that wants one, and takes away what is elsewhere, ended or too many.
     fn manage(&self, plan: &mut Plan) {
         let (mut creates, mut deletes) = (Vec::new(), Vec::new());
-        for node in self.observed.nodes.iter().filter(|node| !node.is_deleting()) {
-            let (should_run, may_go_on) = self.wants(node);
+        let surges = self.surge() > 0;
+        for (node, should_run, may_go_on) in self.nodes.iter().filter(|(node, ..)| !node.is_deleting()) {
             let pods = self.pods_on(node.name());
-            if !may_go_on {
+            if !*may_go_on {
                 deletes.extend(
                     pods.iter().filter(|pod| !pod.deleting).map(|pod| Delete::pod(&pod.id, &pod.uid)),
                 );
                 continue;
             }
             if pods.is_empty() {
-                if should_run {
+                if *should_run {
                     creates.push(Create::pod(self.pod(node.name())));
                 }
                 continue;
@@ -163,7 +161,7 @@ impl<'a> Run<'a> {
                 deletes.push(Delete::pod(&pod.id, &pod.uid));
             }
             let mut active = pods.iter().filter(|pod| pod.is_active());
-            if self.surge() == 0 {
+            if !surges {
                 deletes.extend(active.skip(1).map(|pod| Delete::pod(&pod.id, &pod.uid)));
             } else if let Some(first) = active.next() {
                 // While surging, one pod of each revision may be there.
@@ -171,12 +169,10 @@ impl<'a> Run<'a> {
                 deletes.extend(twins.map(|pod| Delete::pod(&pod.id, &pod.uid)));
             }
         }
-        let is_known = |name: &str| self.observed.nodes.iter().any(|node| node.name() == name);
-        let stray = self
-            .observed
-            .pods
-            .iter()
-            .filter(|pod| !pod.deleting && !pod.target_node.is_empty() && !is_known(&pod.target_node));
+        let known: BTreeSet<&str> = self.nodes.iter().map(|(node, ..)| node.name()).collect();
+        let stray = self.observed.pods.iter().filter(|pod| {
+            !pod.deleting && !pod.target_node.is_empty() && !known.contains(pod.target_node.as_str())
+        });
         deletes.extend(stray.map(|pod| Delete::pod(&pod.id, &pod.uid)));
         plan.deletes(deletes);
         plan.creates(creates);
@@ -190,7 +186,7 @@ impl<'a> Run<'a> {
         }
         let mut unavailable = 0;
         let (mut broken, mut candidates) = (Vec::new(), Vec::new());
-        for node in self.observed.nodes.iter().filter(|node| self.wants(node).0) {
+        for node in self.wanted() {
             let pods = self.pods_on(node.name());
             let old = pods.iter().find(|pod| !self.is_updated(pod));
             match (pods.iter().find(|pod| self.is_updated(pod)), old) {
@@ -214,7 +210,7 @@ impl<'a> Run<'a> {
     /// The new pod comes first; the old one goes when the new one is available.
     fn roll_surging(&self, plan: &mut Plan) {
         let (mut deletes, mut waiting, mut surging) = (Vec::new(), Vec::new(), 0);
-        for node in self.observed.nodes.iter().filter(|node| self.wants(node).0) {
+        for node in self.wanted() {
             let pods = self.pods_on(node.name());
             let old = pods.iter().find(|pod| !self.is_updated(pod));
             let Some(old) = old else { continue };
@@ -260,10 +256,9 @@ impl<'a> Run<'a> {
         let set = self.observed.set;
         let (mut desired, mut current, mut misplaced) = (0, 0, 0);
         let (mut ready, mut available, mut updated) = (0, 0, 0);
-        for node in self.observed.nodes {
-            let (should_run, _) = self.wants(node);
+        for (node, should_run, _) in &self.nodes {
             let pods = self.pods_on(node.name());
-            if !should_run {
+            if !*should_run {
                 misplaced += i64::from(!pods.is_empty());
                 continue;
             }
@@ -284,6 +279,19 @@ impl<'a> Run<'a> {
         status.insert("numberReady".to_owned(), ready.into());
         Value::Object(status)
     }
+}
+
+/// Whether a pod of the template should be started on the node, and whether one that runs there may go on.
+fn wants(spec: &Value, tolerations: &[Value], node: &Value) -> (bool, bool) {
+    let named = spec.text("/nodeName");
+    if (!named.is_empty() && named != node.name()) || !fits(spec, node) {
+        return (false, false);
+    }
+    let effects: Vec<&str> = untolerated(node, tolerations).collect();
+    (
+        !effects.iter().any(|effect| matches!(*effect, "NoSchedule" | "NoExecute")),
+        !effects.contains(&"NoExecute"),
+    )
 }
 
 fn tolerations(spec: &Value) -> Vec<Value> {

@@ -15,6 +15,8 @@ use crate::store::{Change, Ref, Store};
 
 /// How long changes of pods are gathered before their controllers look at all of them.
 const POD_DEBOUNCE: Duration = Duration::from_millis(50);
+/// The same for nodes, of which a thousand may come at once: each DaemonSet looks at all of them.
+const NODE_DEBOUNCE: Duration = Duration::from_millis(20);
 /// The same for what is only derived from pods: endpoints, budgets, quotas.
 const DERIVED_DEBOUNCE: Duration = Duration::from_millis(100);
 
@@ -145,7 +147,7 @@ pub(crate) fn affected(store: &Store, change: &Change) -> Due {
     match change.kind {
         Kind::Node if schedulable_part(old.as_deref()) != schedulable_part(new.as_deref()) => {
             for set in store.all(Kind::DaemonSet) {
-                due(&mut keys, Key::new(Controller::DaemonSet, set.namespace(), set.name()), Duration::ZERO);
+                due(&mut keys, Key::new(Controller::DaemonSet, set.namespace(), set.name()), NODE_DEBOUNCE);
             }
         }
         Kind::ServiceAccount if &*change.id.name == DEFAULT_ACCOUNT => {

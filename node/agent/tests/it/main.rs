@@ -25,7 +25,7 @@ pub(crate) struct Node {
 pub(crate) struct Running {
     pub(crate) handle: Handle,
     stop: CancellationToken,
-    task: JoinHandle<Result<(), gantry_agent::Error>>,
+    task: JoinHandle<()>,
 }
 
 impl Node {
@@ -77,7 +77,7 @@ impl Running {
 
     pub(crate) async fn stop(self) {
         self.stop.cancel();
-        self.task.await.unwrap().unwrap();
+        self.task.await.unwrap();
     }
 
     /// Ends at once, as a process that is killed.

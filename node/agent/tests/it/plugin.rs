@@ -271,7 +271,7 @@ async fn two_resources_live_in_one_folder() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_dies_during_an_allocation_gives_an_error_and_leaks_nothing() {
+async fn a_plugin_that_was_killed_answers_with_an_error_and_comes_back_without_owners() {
     let node = Node::new("t4", 2);
     let kubelet = Kubelet::start(&node.plugins());
     let agent = node.start(IdentityMode::Assignment);
@@ -280,7 +280,6 @@ async fn a_plugin_that_dies_during_an_allocation_gives_an_error_and_leaks_nothin
     plugin.allocate(allocate(&["slot-0"])).await.unwrap();
     agent.kill().await;
     kubelet.until(|known| !known[GPU].connected).await;
-    // The calls that are under way and those that come after end with an error, never without an answer.
     plugin.allocate(allocate(&["slot-1"])).await.unwrap_err();
     let again = node.start(IdentityMode::Assignment);
     again.registered(1).await;

@@ -122,10 +122,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         watch: None,
     })?;
     let token = tasks.token().clone();
-    tasks.spawn(async move {
-        // Its only end is the cancellation.
-        let _ = agent.run(token).await;
-    });
+    tasks.spawn(agent.run(token));
     handle.registrations().wait_for(|count| *count > 0).await.context("the agent ended")?;
     Ok(begin.elapsed())
 }
