@@ -14,7 +14,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// Runs cargo in the workspace's root and fails if it fails.
 pub(crate) fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
-    println!("$ cargo {}", arguments.join(" "));
+    // Standard output belongs to what is run: it may be data.
+    eprintln!("$ cargo {}", arguments.join(" "));
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(program)
         .args(arguments)

@@ -4,6 +4,12 @@ use anyhow::bail;
 
 use crate::cargo::cargo;
 
+/// Fails if a checked-in file differs from what its sources give.
+pub(crate) fn check() -> anyhow::Result<()> {
+    code(true)?;
+    crds(true)
+}
+
 /// The gRPC code in `wire/proto`. The generator is a feature of this crate, because it is slow to build.
 pub(crate) fn code(check: bool) -> anyhow::Result<()> {
     #[cfg(feature = "codegen")]

@@ -27,7 +27,9 @@ const IMPURE: &[&str] = &[
     "Timestamp::now",
     "std::env",
     "std::fs",
+    "std::io",
     "std::net",
+    "std::process",
     "std::thread",
     "rand::",
     "RandomState",
@@ -35,9 +37,9 @@ const IMPURE: &[&str] = &[
     "kube::",
 ];
 
-/// Crates that must not enter the graph.
-const BANNED: &[&str] =
-    &["aws-lc-rs", "aws-lc-sys", "openssl-sys", "native-tls", "serde_yaml", "serde_yml", "protobuf-src"];
+/// What the pure crates may not depend on.
+const IMPURE_CRATES: &[&str] =
+    &["tokio", "kube", "k8s-openapi", "tonic", "hyper", "rand", "getrandom", "tempfile", "nix"];
 
 /// Longest file, in lines, that needs no reason.
 const LONGEST: usize = 1_000;
@@ -49,9 +51,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let root = cargo::root();
     let sources = sources(&root)?;
     let mut findings = Vec::new();
-    edges(&root, &cargo::members()?, &mut findings);
+    let members = cargo::members()?;
+    edges(&root, &members, &mut findings);
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).context("read ARCHITECTURE.md")?;
+    code_map(&root, &members, &map, &mut findings);
     for (path, text) in &sources {
         length(path, text, &mut findings);
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
         crate_doc(path, text, &mut findings);
         purity(path, text, &mut findings);
         unwraps(path, text, &mut findings);
@@ -67,10 +75,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
     bail!("tidy: {} findings", findings.len())
 }
 
-/// The Rust files that git knows or would add, with their text; paths are relative to the root.
+/// Files that people write, by their names' ends.
+const WRITTEN: &[&str] = &["*.rs", "*.md", "*.types", "*.proto", "*.py", "*.sh"];
+
+/// The files that git knows or would add and that people write, with their text; paths are relative to the root.
 fn sources(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.rs"])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .args(WRITTEN)
         .current_dir(root)
         .output()
         .context("start git ls-files")?;
@@ -81,7 +93,7 @@ fn sources(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
         files.push((PathBuf::from(line), text));
     }
     if files.is_empty() {
-        bail!("git ls-files named no Rust file in {}: is this a git checkout?", root.display());
+        bail!("git ls-files named no file in {}: is this a git checkout?", root.display());
     }
     Ok(files)
 }
@@ -99,9 +111,12 @@ fn edges(root: &Path, members: &[Package], findings: &mut Vec<String>) {
             continue;
         };
         for dependency in &member.dependencies {
+            let development = dependency.kind.as_deref() == Some("dev");
+            if from.starts_with("core") && !development && IMPURE_CRATES.contains(&dependency.name.as_str()) {
+                findings.push(format!("{}: {} has no place in core/", from.display(), dependency.name));
+            }
             let Some(path) = &dependency.path else { continue };
             let to = path.strip_prefix(root).unwrap_or(path).to_path_buf();
-            let development = dependency.kind.as_deref() == Some("dev");
             // Tests may reach to the right, for a cluster to run in: they ship to nobody.
             if !development && layer(&to).is_none_or(|to_layer| to_layer > from_layer) {
                 findings.push(format!(
@@ -129,6 +144,16 @@ fn edges(root: &Path, members: &[Package], findings: &mut Vec<String>) {
     }
 }
 
+/// Every crate has its row in the code map.
+fn code_map(root: &Path, members: &[Package], map: &str, findings: &mut Vec<String>) {
+    for member in members {
+        let folder = folder(root, &member.manifest_path);
+        if !map.contains(&format!("| `{}` |", folder.display())) {
+            findings.push(format!("{}: has no row in the code map of ARCHITECTURE.md", folder.display()));
+        }
+    }
+}
+
 fn folder(root: &Path, manifest: &Path) -> PathBuf {
     let folder = manifest.parent().unwrap_or(manifest);
     folder.strip_prefix(root).unwrap_or(folder).to_path_buf()
@@ -142,14 +167,18 @@ fn length(path: &Path, text: &str, findings: &mut Vec<String>) {
     let lines = text.lines().count();
     if lines > LONGEST && !generated(path) && !text.contains(LONG_REASON) {
         findings.push(format!(
-            "{}: {lines} lines: split it, or say why not in a comment `// {LONG_REASON} …`",
+            "{}: {lines} lines: split it, or say why not in a comment `{LONG_REASON} …`",
             path.display()
         ));
     }
 }
 
 fn crate_doc(path: &Path, text: &str, findings: &mut Vec<String>) {
-    let is_root = path.ends_with("src/lib.rs") || path.ends_with("src/main.rs");
+    let in_bin = |file: &Path| file.parent().is_some_and(|folder| folder.ends_with("src/bin"));
+    let is_root = path.ends_with("src/lib.rs")
+        || path.ends_with("src/main.rs")
+        || in_bin(path)
+        || path.ends_with("main.rs") && path.parent().is_some_and(in_bin);
     if is_root && !text.trim_start().starts_with("//!") {
         findings.push(format!("{}: begins without a crate-level doc (`//! …`)", path.display()));
     }
@@ -175,6 +204,7 @@ fn purity(path: &Path, text: &str, findings: &mut Vec<String>) {
         return;
     }
     for (number, line) in shipped(text) {
+        let line = ungrouped(line);
         for word in IMPURE {
             if line.contains(word) {
                 findings.push(format!(
@@ -185,6 +215,13 @@ fn purity(path: &Path, text: &str, findings: &mut Vec<String>) {
             }
         }
     }
+}
+
+/// The line with `std::{env, fs}` written as `std::env, std::fs`.
+fn ungrouped(line: &str) -> String {
+    let Some((before, rest)) = line.split_once("std::{") else { return line.to_owned() };
+    let names = rest.split(['}', ';']).next().unwrap_or_default().split(',');
+    names.fold(before.to_owned(), |text, name| format!("{text}std::{}, ", name.trim()))
 }
 
 fn unwraps(path: &Path, text: &str, findings: &mut Vec<String>) {
@@ -202,14 +239,24 @@ fn unwraps(path: &Path, text: &str, findings: &mut Vec<String>) {
     }
 }
 
+/// Crates that must not enter the graph: those that deny.toml names.
 fn banned(root: &Path, findings: &mut Vec<String>) -> anyhow::Result<()> {
     let lock = fs::read_to_string(root.join("Cargo.lock")).context("read Cargo.lock")?;
-    for name in BANNED {
+    let deny = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
+    let names: Vec<&str> = denied(&deny).collect();
+    if names.is_empty() {
+        bail!("deny.toml bans nothing: has its form changed?");
+    }
+    for name in names {
         if lock.contains(&format!("name = \"{name}\"")) {
             findings.push(format!("Cargo.lock: {name} is banned: deny.toml says why"));
         }
     }
     Ok(())
+}
+
+fn denied(deny: &str) -> impl Iterator<Item = &str> {
+    deny.lines().filter_map(|line| line.trim().strip_prefix("{ name = \"")?.split('"').next())
 }
 
 #[cfg(test)]
@@ -227,6 +274,8 @@ mod unit {
         assert_eq!(found(purity, "core/engine/src/lib.rs", "let t = SystemTime::now();"), 1);
         assert_eq!(found(purity, "core/engine/src/lib.rs", "#[cfg(test)]\nlet t = SystemTime::now();"), 0);
         assert_eq!(found(purity, "kit/src/clock.rs", "let t = SystemTime::now();"), 0);
+        assert_eq!(found(purity, "core/engine/src/lib.rs", "use std::{collections::BTreeMap, env, fs};"), 2);
+        assert_eq!(found(purity, "core/engine/src/lib.rs", "use std::{collections, fmt};"), 0);
     }
 
     #[test]
@@ -242,6 +291,23 @@ mod unit {
         assert_eq!(found(length, "a/src/lib.rs", &long), 1);
         assert_eq!(found(length, "a/src/lib.rs", &format!("// {LONG_REASON} of a table\n{long}")), 0);
         assert_eq!(found(length, "a/src/gen/x.rs", &long), 0);
+    }
+
+    #[test]
+    fn every_crate_and_program_begins_with_what_it_is() {
+        for path in ["kit/src/lib.rs", "ui/cli/src/main.rs", "lab/x/src/bin/a.rs", "lab/x/src/bin/b/main.rs"]
+        {
+            assert_eq!(found(crate_doc, path, "use std::fmt;"), 1, "{path}");
+            assert_eq!(found(crate_doc, path, "//! What it is."), 0, "{path}");
+        }
+        assert_eq!(found(crate_doc, "lab/x/src/bin/b/part.rs", "use std::fmt;"), 0);
+    }
+
+    #[test]
+    fn bans_are_read_from_deny_toml() {
+        let names: Vec<_> =
+            denied("deny = [\n    { name = \"a\", reason = \"x\" },\n    { name = \"b-c\" },\n]").collect();
+        assert_eq!(names, ["a", "b-c"]);
     }
 
     #[test]
@@ -262,6 +328,14 @@ mod unit {
         };
         assert_eq!(count(package("core/engine", "core/model", None)), 0);
         assert_eq!(count(package("core/engine", "kit", None)), 1);
+        let mut impure = package("core/engine", "x", None);
+        impure.dependencies[0] = cargo::Dependency { name: "tokio".to_owned(), kind: None, path: None };
+        assert_eq!(count(impure), 1);
+        let mut unmapped = Vec::new();
+        let members = [package("core/engine", "x", None)];
+        code_map(Path::new("/w"), &members, "| `core/engines` |", &mut unmapped);
+        code_map(Path::new("/w"), &members, "| `core/engine` | it |", &mut unmapped);
+        assert_eq!(unmapped.len(), 1);
         assert_eq!(count(package("core/engine", "kit", Some("dev"))), 0);
         assert_eq!(count(package("node/agent", "control/scheduler", None)), 1);
         assert_eq!(count(package("lab/apiserver", "wire/api", None)), 1);
