@@ -8,7 +8,7 @@ use gantry_model::{Assignment, ContainerKind, GpuId, Request};
 
 use crate::device_set::{GpuMask, bits};
 use crate::explain;
-use crate::ledger::{Ledger, NodeId, Place, PodId};
+use crate::ledger::{Ledger, NodeId, PodId};
 use crate::shape::{Scores, Told};
 use crate::state::{Change, Decision, Millis, Phase, QueueKey, ShapeId, State};
 
@@ -153,7 +153,7 @@ impl State {
         }
         self.unqueue(id);
         self.pod_mut(id).phase = Phase::Proposed;
-        self.occupy(id, Place { node, assignment: known.then(|| assignment.clone()) });
+        self.occupy(id, &assignment.node, known.then(|| assignment.clone()));
         Some(assignment)
     }
 

@@ -28,6 +28,7 @@ impl State {
 
     pub(crate) fn leave_group(&mut self, id: PodId) {
         let Some(Group { name, .. }) = self.pod(id).request.group.clone() else { return };
+        self.news += 1;
         if let Some(members) = self.groups.get_mut(&name) {
             members.remove(&id);
             if members.is_empty() {

@@ -364,12 +364,10 @@ impl State {
                     return;
                 }
                 self.unqueue(id);
-                self.leave_group(id);
+                self.set_request(id, request);
                 let pod = self.pod_mut(id);
-                pod.request = Arc::new(request);
                 pod.phase = phase;
                 pod.not_before = None;
-                self.join_group(id);
                 id
             }
         };
@@ -381,34 +379,30 @@ impl State {
     fn pod_bound(&mut self, request: Request, assignment: Option<Assignment>) {
         let Some(name) = request.node_name.clone() else { return self.pod_pending(request) };
         let assignment = usable(&request, &name, assignment);
-        let node = self.ledger.slot_id(&name);
-        let id = match self.by_uid.get(&request.pod.uid).copied() {
-            None => self.add_pod(request, Phase::Bound),
-            Some(id) => {
-                let pod = self.pod(id);
-                let known = pod.place.as_ref().filter(|place| place.node == node);
-                // What the node has reported, and what was decided before, is not forgotten for want of an annotation.
-                let keep = pod.devices_reported || assignment.is_none();
-                let assignment =
-                    known.filter(|_| keep).map_or(assignment.clone(), |place| place.assignment.clone());
-                if known.is_some_and(|place| place.assignment == assignment)
-                    && pod.request.total == request.total
-                    && pod.request.gpus == request.gpus
-                {
-                    let pod = self.pod_mut(id);
-                    pod.phase = Phase::Bound;
-                    pod.request = Arc::new(request);
-                    return;
-                }
-                self.unqueue(id);
-                self.release(id);
-                let pod = self.pod_mut(id);
-                pod.request = Arc::new(request);
-                pod.phase = Phase::Bound;
-                return self.occupy(id, Place { node, assignment });
-            }
+        let Some(id) = self.by_uid.get(&request.pod.uid).copied() else {
+            let id = self.add_pod(request, Phase::Bound);
+            return self.occupy(id, &name, assignment);
         };
-        self.occupy(id, Place { node, assignment });
+        let pod = self.pod(id);
+        let known = pod.place.as_ref().filter(|place| self.ledger.slots[place.node].name == name);
+        let kept = known.and_then(|known| usable(&request, &name, known.assignment.clone()));
+        let reported = kept.is_some() && pod.devices_reported;
+        // What the node has reported, and what was decided before, is not forgotten for want of an annotation.
+        let assignment = if reported || assignment.is_none() { kept } else { assignment };
+        let stays = known.is_some_and(|known| known.assignment == assignment)
+            && pod.request.total == request.total
+            && pod.request.gpus == request.gpus;
+        if stays {
+            self.set_request(id, request);
+        } else {
+            self.unqueue(id);
+            self.release(id);
+            self.set_request(id, request);
+            self.occupy(id, &name, assignment);
+        }
+        let pod = self.pod_mut(id);
+        pod.phase = Phase::Bound;
+        pod.devices_reported = reported;
     }
 
     fn devices_reported(&mut self, uid: &Arc<str>, assignment: Assignment) {
@@ -418,13 +412,24 @@ impl State {
         else {
             return;
         };
-        let (node, name) = (place.node, self.ledger.slots[place.node].name.clone());
+        let name = self.ledger.slots[place.node].name.clone();
         let Some(assignment) = usable(&pod.request, &name, Some(assignment)) else { return };
-        let changed = place.assignment.as_ref() != Some(&assignment);
-        self.pod_mut(id).devices_reported = true;
-        if changed {
+        if place.assignment.as_ref() != Some(&assignment) {
             self.release(id);
-            self.occupy(id, Place { node, assignment: Some(assignment) });
+            self.occupy(id, &name, Some(assignment));
+        }
+        self.pod_mut(id).devices_reported = true;
+    }
+
+    /// Replaces what a pod asks for. Its place and its turn are reckoned by that: it has neither, or they stay as they are.
+    fn set_request(&mut self, id: PodId, request: Request) {
+        let regroups = self.pod(id).request.group != request.group;
+        if regroups {
+            self.leave_group(id);
+        }
+        self.pod_mut(id).request = Arc::new(request);
+        if regroups {
+            self.join_group(id);
         }
     }
 
@@ -483,11 +488,15 @@ impl State {
         }
     }
 
-    pub(crate) fn occupy(&mut self, id: PodId, place: Place) {
+    /// Lets a pod that holds nothing hold this. The node is named rather than given by its slot: a slot is used again once
+    /// nothing holds it, so that none that was looked up before a release may be used after it.
+    pub(crate) fn occupy(&mut self, id: PodId, node: &Arc<str>, assignment: Option<Assignment>) {
+        let place = Place { node: self.ledger.slot_id(node), assignment };
         let request = self.pod(id).request.clone();
         self.ledger.occupy(id, &request, &place);
         self.log.push((place.node, Change::Taken));
-        self.pod_mut(id).place = Some(place);
+        let before = self.pod_mut(id).place.replace(place);
+        debug_assert!(before.is_none(), "a pod holds one place at a time");
     }
 
     /// Gives back what a pod holds.
