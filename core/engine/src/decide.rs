@@ -17,6 +17,15 @@ const MAX_SCORES: usize = 256;
 /// Reasons of a shape are worked out at most this often, because every change in the cluster may change them.
 const TELL_EVERY_MS: u64 = 1000;
 
+/// Whose turn it is.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// The first pod of a shape that waits.
+    Shape(ShapeId),
+    /// All pods of a group that wait, by shape.
+    Group(Arc<str>, Vec<ShapeId>),
+}
+
 impl State {
     /// Decides about all waiting pods. Whatever is decided is held at once: asking again decides nothing twice.
     pub fn decide(&mut self, now: Millis) -> Vec<Decision> {
@@ -28,13 +37,7 @@ impl State {
         }
         let mut decisions = Vec::new();
         self.forget_shortfalls();
-        let mut blocked = loop {
-            let (blocked, proposed) = self.round(&mut decisions);
-            // A group that gave back what it was proposed leaves it to the others: they get another turn.
-            if self.settle(proposed, &mut decisions) {
-                break blocked;
-            }
-        };
+        let mut blocked = self.round(&mut decisions);
         let waits_for_group = |shape: &ShapeId| self.shortfall_of(*shape).is_some();
         blocked.extend(self.active.iter().copied().filter(waits_for_group));
         self.retell = None;
@@ -45,32 +48,75 @@ impl State {
         decisions
     }
 
-    /// Gives every pod that may have one a place: held at once, but for pods of a group, which are only proposed.
-    /// Also gives the shapes that fit nowhere.
-    fn round(&mut self, decisions: &mut Vec<Decision>) -> (BTreeSet<ShapeId>, Vec<(PodId, Assignment)>) {
+    /// Gives every pod that may have one a place, and every group, in the order of the queue; a group's turn is that of its
+    /// first pod. Gives the shapes that fit nowhere.
+    fn round(&mut self, decisions: &mut Vec<Decision>) -> BTreeSet<ShapeId> {
         let mut turns = BinaryHeap::new();
-        for shape in self.active.iter().copied().collect::<Vec<_>>() {
-            if self.shortfall_of(shape).is_none() {
-                self.push_turn(&mut turns, shape);
-            }
-        }
-        let (mut blocked, mut proposed) = (BTreeSet::new(), Vec::new());
-        while let Some(Reverse((key, shape))) = turns.pop() {
-            let Some(node) = self.best_node(shape) else {
-                blocked.insert(shape);
-                continue;
-            };
-            let (_, _, _, pod) = key;
-            if let Some(assignment) = self.propose(pod, node) {
-                if self.pod(pod).request.group.is_some() {
-                    proposed.push((pod, assignment));
-                } else {
-                    decisions.push(self.hold(pod, assignment));
+        let mut groups: BTreeMap<Arc<str>, (QueueKey, Vec<ShapeId>)> = BTreeMap::new();
+        for shape in self.active.iter().copied().filter(|shape| self.shortfall_of(*shape).is_none()) {
+            let Some(key) = self.first_waiting(shape) else { continue };
+            match self.shapes[shape].as_ref().and_then(|state| state.shape.group.clone()) {
+                None => turns.push(Reverse((key, Turn::Shape(shape)))),
+                Some(name) => {
+                    let (first, shapes) = groups.entry(name).or_insert((key, Vec::new()));
+                    *first = key.min(*first);
+                    shapes.push(shape);
                 }
             }
-            self.push_turn(&mut turns, shape);
         }
-        (blocked, proposed)
+        turns.extend(
+            groups.into_iter().map(|(name, (key, shapes))| Reverse((key, Turn::Group(name, shapes)))),
+        );
+        let mut blocked = BTreeSet::new();
+        while let Some(Reverse((key, turn))) = turns.pop() {
+            match turn {
+                Turn::Group(name, shapes) => self.group_turn(&name, &shapes, &mut blocked, decisions),
+                Turn::Shape(shape) => {
+                    let Some((pod, assignment)) = self.propose_first(key, shape) else {
+                        blocked.insert(shape);
+                        continue;
+                    };
+                    decisions.push(self.hold(pod, assignment));
+                    turns.extend(self.first_waiting(shape).map(|key| Reverse((key, Turn::Shape(shape)))));
+                }
+            }
+        }
+        blocked
+    }
+
+    /// Tries all pods of a group, one after the other and with nobody between them: groups whose pods stand in the queue by
+    /// turns would else take from each other what both need.
+    fn group_turn(
+        &mut self,
+        name: &Arc<str>,
+        shapes: &[ShapeId],
+        blocked: &mut BTreeSet<ShapeId>,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let turn = |state: &Self, shape| state.first_waiting(shape).map(|key| Reverse((key, shape)));
+        let mut turns: BinaryHeap<_> = shapes.iter().filter_map(|shape| turn(self, *shape)).collect();
+        let mut proposed = Vec::new();
+        while let Some(Reverse((key, shape))) = turns.pop() {
+            match self.propose_first(key, shape) {
+                None => {
+                    blocked.insert(shape);
+                }
+                Some(proposal) => {
+                    proposed.push(proposal);
+                    turns.extend(turn(self, shape));
+                }
+            }
+        }
+        if !proposed.is_empty() {
+            self.settle(name, proposed, decisions);
+        }
+    }
+
+    /// Proposes the place that suits the shape best to its first pod, whose key is given; `None` where it fits nowhere.
+    fn propose_first(&mut self, key: QueueKey, shape: ShapeId) -> Option<(PodId, Assignment)> {
+        let node = self.best_node(shape)?;
+        let (_, _, _, pod) = key;
+        Some((pod, self.propose(pod, node)?))
     }
 
     /// Makes a proposal firm.
@@ -232,11 +278,8 @@ impl State {
         state.untold = false;
     }
 
-    fn push_turn(&self, turns: &mut BinaryHeap<Reverse<(QueueKey, ShapeId)>>, shape: ShapeId) {
-        let first = self.shapes[shape].as_ref().and_then(|state| state.waiting.first());
-        if let Some(key) = first {
-            turns.push(Reverse((*key, shape)));
-        }
+    fn first_waiting(&self, shape: ShapeId) -> Option<QueueKey> {
+        self.shapes[shape].as_ref()?.waiting.first().copied()
     }
 
     /// Forgets changes that cost more to read than to look at every node anew.

@@ -1,6 +1,6 @@
 //! Groups of pods that are placed together or not at all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_model::{Assignment, Group, Reason, Request};
@@ -69,39 +69,29 @@ impl State {
         self.shortfalls.get(group).copied()
     }
 
-    /// Holds the proposals of complete groups and takes back the others. Whether there was nothing to take back.
+    /// Holds what was proposed to pods of a group if the group is complete with it, and takes it back otherwise.
     pub(crate) fn settle(
         &mut self,
+        name: &Arc<str>,
         proposed: Vec<(PodId, Assignment)>,
         decisions: &mut Vec<Decision>,
-    ) -> bool {
-        let mut by_group: BTreeMap<Arc<str>, Vec<(PodId, Assignment)>> = BTreeMap::new();
-        for (pod, assignment) in proposed {
-            if let Some(group) = &self.pod(pod).request.group {
-                by_group.entry(group.name.clone()).or_default().push((pod, assignment));
+    ) {
+        let standing = self.standing(name);
+        if standing.placed >= standing.min_members {
+            for (pod, assignment) in proposed {
+                decisions.push(self.hold(pod, assignment));
             }
+            return;
         }
-        let mut settled = true;
-        for (name, pods) in by_group {
-            let standing = self.standing(&name);
-            if standing.placed >= standing.min_members {
-                for (pod, assignment) in pods {
-                    decisions.push(self.hold(pod, assignment));
-                }
-                continue;
-            }
-            settled = false;
-            let news = self.news;
-            for (pod, _) in pods {
-                self.release(pod);
-                self.pod_mut(pod).phase = Phase::Waiting;
-                self.enqueue(pod);
-            }
-            // What was taken and given back within a decision is no news to anybody.
-            self.news = news;
-            self.shortfalls.insert(name, Shortfall { placed: standing.placed, news });
+        let news = self.news;
+        for (pod, _) in proposed {
+            self.release(pod);
+            self.pod_mut(pod).phase = Phase::Waiting;
+            self.enqueue(pod);
         }
-        settled
+        // What was taken and given back within a decision is no news to anybody.
+        self.news = news;
+        self.shortfalls.insert(name.clone(), Shortfall { placed: standing.placed, news });
     }
 
     /// Puts the group's standing before the reasons of one of its pods.
