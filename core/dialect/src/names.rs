@@ -15,7 +15,7 @@ const SHARING: [(&str, SharingVocabulary); 10] = [
     ("nvidia.com/gpucores", SharingVocabulary::Compute),
     ("nvidia.com/gpu-core", SharingVocabulary::Compute),
     ("volcano.sh/vgpu-cores", SharingVocabulary::Compute),
-    ("nvidia.com/gpu.shared", SharingVocabulary::Shares),
+    ("nvidia.com/gpu.shared", SharingVocabulary::TimeSlices),
     ("volcano.sh/vgpu-number", SharingVocabulary::Shares),
 ];
 

@@ -4,18 +4,18 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use gantry_model::{Assignment, ContainerKind, GpuId, Request};
+use gantry_model::{Assignment, ContainerKind, GpuId, Reason, Request};
 
 use crate::device_set::{GpuMask, bits};
-use crate::explain;
+use crate::explain::{self, Refusals};
 use crate::ledger::{Ledger, NodeId, PodId};
-use crate::shape::{Scores, Told};
-use crate::state::{Change, Decision, Millis, Phase, QueueKey, ShapeId, State};
+use crate::shape::{Report, Scores};
+use crate::state::{Decision, Millis, NodeChange, Phase, QueueKey, ShapeId, State};
 
 /// Shapes whose scores are kept. Each costs about 24 bytes a node.
 const MAX_SCORES: usize = 256;
 /// Reasons of a shape are worked out at most this often, because every change in the cluster may change them.
-const TELL_EVERY_MS: u64 = 1000;
+const REPORT_EVERY_MS: u64 = 1000;
 
 /// Whose turn it is.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,9 +40,9 @@ impl State {
         let mut blocked = self.round(&mut decisions);
         let waits_for_group = |shape: &ShapeId| self.shortfall_of(*shape).is_some();
         blocked.extend(self.active.iter().copied().filter(waits_for_group));
-        self.retell = None;
+        self.next_report = None;
         for shape in blocked {
-            self.tell(shape, now, &mut decisions);
+            self.report(shape, now, &mut decisions);
         }
         self.trim_log();
         decisions
@@ -131,27 +131,27 @@ impl State {
         let decisions = self.decisions;
         let state = self.shapes[id].as_mut().expect("invariant: active shapes are there");
         let Ledger { slots, sets, .. } = &mut self.ledger;
-        let news = state
+        let changes_since = state
             .seen
             .checked_sub(self.log_start)
             .and_then(|from| self.log.get(usize::try_from(from).ok()?..));
         let shape = state.shape.clone();
-        match (news, &mut state.scores) {
-            (Some(news), Some(scores)) => {
-                for (node, change) in news {
+        match (changes_since, &mut state.scores) {
+            (Some(changes), Some(scores)) => {
+                for (node, change) in changes {
                     // What does not fit does not begin to fit because something was taken.
-                    if *change != Change::Taken || scores.tree.has(*node) {
-                        scores.update(&shape, *node, *change == Change::Node, slots, sets);
+                    if *change != NodeChange::Taken || scores.tree.has(*node) {
+                        scores.update(&shape, *node, *change == NodeChange::Node, slots, sets);
                     }
                 }
             }
-            (Some(news), None) if state.blocked => {
-                let fits = |(node, change): &(NodeId, Change)| {
+            (Some(changes), None) if state.blocked => {
+                let fits = |(node, change): &(NodeId, NodeChange)| {
                     let slot = &slots[*node];
-                    let node = slot.node.as_ref().filter(|_| *change != Change::Taken)?;
+                    let node = slot.node.as_ref().filter(|_| *change != NodeChange::Taken)?;
                     shape.score(shape.preference(node)?, slot, node, sets)
                 };
-                if news.iter().find_map(fits).is_some() {
+                if changes.iter().find_map(fits).is_some() {
                     state.scores = Some(Scores::new(&shape, slots, sets));
                 }
             }
@@ -240,42 +240,53 @@ impl State {
     }
 
     /// Says why a shape's pods wait, to those who were not told so yet.
-    fn tell(&mut self, id: ShapeId, now: Millis, decisions: &mut Vec<Decision>) {
-        let end = self.log_end();
-        let state = self.shapes[id].as_ref().expect("invariant: blocked shapes are there");
-        let Some((_, _, _, first)) = state.waiting.first().copied() else { return };
-        let told = match &state.told {
-            Some(told) if told.seen == end => told.clone(),
-            Some(told) if now < told.at.after(TELL_EVERY_MS) => {
-                let due = told.at.after(TELL_EVERY_MS);
-                self.retell = Some(self.retell.map_or(due, |known| known.min(due)));
-                told.clone()
-            }
-            _ => {
-                let request = self.pod(first).request.clone();
-                let mut refusals = explain::refusals(&state.shape, &request, &self.ledger);
-                self.add_gang_reason(&request, &mut refusals);
-                let refusals = Arc::new(refusals);
-                Told { refusals, at: now, seen: end }
-            }
-        };
-        let again = state.told.as_ref().is_some_and(|last| Arc::ptr_eq(&last.refusals, &told.refusals));
-        if again && !state.untold {
+    fn report(&mut self, id: ShapeId, now: Millis, decisions: &mut Vec<Decision>) {
+        let Some((_, _, _, first)) = self.first_waiting(id) else { return };
+        let report = self.current_report(id, &self.pod(first).request.clone(), now);
+        let state = self.shape_mut(id);
+        let is_known = |last: &Report| Arc::ptr_eq(&last.refusals, &report.refusals);
+        if state.report.as_ref().is_some_and(is_known) && !state.needs_report {
             return;
         }
-        let codes = told.refusals.codes();
+        let gist = report.refusals.gist();
         let waiting: Vec<_> = state.waiting.iter().map(|(_, _, _, pod)| *pod).collect();
+        state.needs_report = false;
         for id in waiting {
             let pod = self.pod_mut(id);
-            if pod.told != codes {
-                pod.told.clone_from(&codes);
-                let (pod, refusals) = (pod.request.pod.clone(), told.refusals.clone());
-                decisions.push(Decision::Unschedulable { pod, refusals });
+            if pod.told.as_ref() != Some(&gist) {
+                pod.told = Some(gist.clone());
+                let refusals = report.refusals.for_pod(&pod.request);
+                decisions.push(Decision::Unschedulable { pod: pod.request.pod.clone(), refusals });
             }
         }
-        let state = self.shape_mut(id);
-        state.told = Some(told);
-        state.untold = false;
+        self.shape_mut(id).report = Some(report);
+    }
+
+    /// The last report where nothing has changed since, or too little time has passed; a new one otherwise.
+    fn current_report(&mut self, id: ShapeId, request: &Request, now: Millis) -> Report {
+        let (seen, chances) = (self.log_end(), self.chances);
+        let state = self.shapes[id].as_ref().expect("invariant: blocked shapes are there");
+        let is_group = request.group.is_some();
+        if let Some(last) = state.report.clone() {
+            if last.seen == seen && (!is_group || last.chances == chances) {
+                return last;
+            }
+            let due = last.at.after(REPORT_EVERY_MS);
+            if now < due {
+                self.next_report = Some(self.next_report.map_or(due, |known| known.min(due)));
+                if !is_group || !state.needs_report {
+                    return last;
+                }
+                // How many pods of a group exist is known at no cost, and they come one after the other.
+                let mut refusals = Refusals::clone(&last.refusals);
+                refusals.list.retain(|refusal| !matches!(refusal.reason, Reason::GangIncomplete { .. }));
+                self.add_gang_reason(request, &mut refusals);
+                return Report { refusals: Arc::new(refusals), ..last };
+            }
+        }
+        let mut refusals = explain::refusals(&state.shape, request, &self.ledger);
+        self.add_gang_reason(request, &mut refusals);
+        Report { refusals: Arc::new(refusals), at: now, seen, chances }
     }
 
     fn first_waiting(&self, shape: ShapeId) -> Option<QueueKey> {

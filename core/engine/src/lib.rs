@@ -34,5 +34,5 @@ mod state;
 mod tree;
 
 pub use device_set::{DeviceSets, GpuMask, MAX_GPUS};
-pub use explain::{Change, Explanation, Nearest, Refusal, Refusals};
+pub use explain::{Explanation, Nearest, PodChange, Refusal, Refusals};
 pub use state::{Decision, Event, Millis, Phase, State};

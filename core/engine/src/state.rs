@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_model::{Assignment, GpuId, Health, Node, PodKey, Reason, Request};
 
-use crate::explain::{self, Explanation, Refusals};
+use crate::explain::{self, Explanation, Gist, Refusals};
 use crate::gang::Shortfall;
 use crate::ledger::{Ledger, NodeId, Place, PodId};
 use crate::shape::{Shape, ShapeState};
@@ -135,11 +135,13 @@ pub(crate) struct Pod {
     pub(crate) not_before: Option<Millis>,
     pub(crate) failures: u32,
     pub(crate) bind_error: Option<String>,
-    pub(crate) told: Vec<&'static str>,
+    /// What its owner was told last of why it waits.
+    pub(crate) told: Option<Gist>,
 }
 
+/// What has become of a node since its slot was looked at last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum NodeChange {
     /// Less is free than before.
     Taken,
     /// More may be free than before.
@@ -165,15 +167,16 @@ pub struct State {
     /// Groups that could not be placed, until something changes that could help them.
     pub(crate) shortfalls: BTreeMap<Arc<str>, Shortfall>,
     /// Changes so far that can help a pod that waits: something freed, a node changed, a member joined.
-    pub(crate) news: u64,
+    pub(crate) chances: u64,
     /// Pods whose next attempt is later.
     pub(crate) deferred: BTreeSet<(Millis, PodId)>,
     /// Changes of nodes; the first of them is number `log_start`.
-    pub(crate) log: Vec<(NodeId, Change)>,
+    pub(crate) log: Vec<(NodeId, NodeChange)>,
     pub(crate) log_start: u64,
     pub(crate) arrivals: u64,
     pub(crate) decisions: u64,
-    pub(crate) retell: Option<Millis>,
+    /// When reasons that may be out of date are worked out again.
+    pub(crate) next_report: Option<Millis>,
 }
 
 /// Shapes without waiting pods that are remembered.
@@ -233,7 +236,7 @@ impl State {
     /// When [`State::decide`] will have something to say although nothing happens before.
     pub fn next_wakeup(&self) -> Option<Millis> {
         let retry = self.deferred.first().map(|(due, _)| *due);
-        retry.into_iter().chain(self.retell).min()
+        retry.into_iter().chain(self.next_report).min()
     }
 
     /// How far a pod has come; `None` for a pod that is not known (any more).
@@ -324,8 +327,8 @@ impl State {
             .map(|pod| (*pod, self.pod(*pod).place.as_ref().and_then(|place| place.assignment.clone())))
             .collect();
         self.ledger.set_node(node, id, &places);
-        self.news += 1;
-        self.log.push((id, Change::Node));
+        self.chances += 1;
+        self.log.push((id, NodeChange::Node));
     }
 
     fn add_pod(&mut self, request: Request, phase: Phase) -> PodId {
@@ -340,7 +343,7 @@ impl State {
             not_before: None,
             failures: 0,
             bind_error: None,
-            told: Vec::new(),
+            told: None,
         };
         self.arrivals += 1;
         let id = self.vacant.pop().unwrap_or_else(|| {
@@ -466,7 +469,7 @@ impl State {
         let key = queue_key(id, pod);
         let state = self.shape_mut(shape);
         state.waiting.insert(key);
-        state.untold = true;
+        state.needs_report = true;
         self.active.insert(shape);
     }
 
@@ -494,7 +497,7 @@ impl State {
         let place = Place { node: self.ledger.slot_id(node), assignment };
         let request = self.pod(id).request.clone();
         self.ledger.occupy(id, &request, &place);
-        self.log.push((place.node, Change::Taken));
+        self.log.push((place.node, NodeChange::Taken));
         let before = self.pod_mut(id).place.replace(place);
         debug_assert!(before.is_none(), "a pod holds one place at a time");
     }
@@ -506,8 +509,8 @@ impl State {
         let Some(place) = pod.place.take() else { return };
         let request = pod.request.clone();
         self.ledger.vacate(id, &request, &place);
-        self.news += 1;
-        self.log.push((place.node, Change::Freed));
+        self.chances += 1;
+        self.log.push((place.node, NodeChange::Freed));
     }
 
     fn intern(&mut self, request: &Request) -> ShapeId {
@@ -526,8 +529,8 @@ impl State {
             seen: 0,
             blocked: false,
             last_used: 0,
-            told: None,
-            untold: false,
+            report: None,
+            needs_report: false,
         };
         let id = self.vacant_shapes.pop().unwrap_or_else(|| {
             self.shapes.push(None);

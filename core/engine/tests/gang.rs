@@ -160,3 +160,26 @@ fn the_reason_names_the_group_and_what_fits() {
     let expected = "G1018 gang-incomplete: group default/g needs 8 pods together, and 4 fit now";
     assert!(told.contains(expected), "{told}");
 }
+
+#[test]
+fn pods_of_a_group_that_come_one_by_one_are_told_how_many_there_are() {
+    let mut state = cluster([node("a", 4)]);
+    let mut told = Vec::new();
+    for request in gang("g", 3, 2) {
+        submit(&mut state, [request]);
+        for decision in state.decide(NOW) {
+            if let Decision::Unschedulable { pod, refusals } = decision {
+                told.push(format!("{} {}", pod.name, refusals.list[0].reason.message()));
+            }
+        }
+    }
+    let expected = [
+        "g-0 group default/g needs 3 pods together, and 1 exist",
+        "g-1 group default/g needs 3 pods together, and 2 exist",
+        // Now that all exist, it is another reason for everybody.
+        "g-0 group default/g needs 3 pods together, and 2 fit now",
+        "g-1 group default/g needs 3 pods together, and 2 fit now",
+        "g-2 group default/g needs 3 pods together, and 2 fit now",
+    ];
+    assert_eq!(told, expected);
+}
