@@ -29,9 +29,11 @@ mod placement;
 mod pod;
 
 pub use advice::advice;
-pub use names::GPU_RESOURCE;
+pub use names::{
+    GPU_RESOURCE, GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION, VOLCANO_GROUP_NAME_ANNOTATION,
+};
 pub use node::parse_node;
-pub use pod::parse;
+pub use pod::{parse, parse_bound};
 
 #[cfg(doc)]
 use gantry_model::{Reason, Request};

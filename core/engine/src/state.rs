@@ -62,6 +62,11 @@ pub enum Event {
         /// The pod's UID.
         uid: Arc<str>,
     },
+    /// A pod that waits is not to be placed as it is written now. One that has been decided keeps what it holds.
+    PodWithdrawn {
+        /// The pod's UID.
+        uid: Arc<str>,
+    },
     /// A decision is being written to the API server.
     BindStarted {
         /// The pod's UID.
@@ -218,13 +223,10 @@ impl State {
             Event::PodPending(request) => self.pod_pending(request),
             Event::PodBound { request, assignment } => self.pod_bound(request, assignment),
             Event::DevicesReported { uid, assignment } => self.devices_reported(&uid, assignment),
-            Event::PodGone { uid } => {
-                if let Some(id) = self.by_uid.remove(&uid) {
-                    self.unqueue(id);
-                    self.release(id);
-                    self.leave_group(id);
-                    self.pods[id] = None;
-                    self.vacant.push(id);
+            Event::PodGone { uid } => self.forget_pod(&uid),
+            Event::PodWithdrawn { uid } => {
+                if matches!(self.phase(&uid), Some(Phase::Gated | Phase::Waiting)) {
+                    self.forget_pod(&uid);
                 }
             }
             Event::BindStarted { uid } => self.advance(&uid, &[Phase::Held], Phase::Binding),
@@ -354,6 +356,15 @@ impl State {
         self.by_uid.insert(uid, id);
         self.join_group(id);
         id
+    }
+
+    fn forget_pod(&mut self, uid: &Arc<str>) {
+        let Some(id) = self.by_uid.remove(uid) else { return };
+        self.unqueue(id);
+        self.release(id);
+        self.leave_group(id);
+        self.pods[id] = None;
+        self.vacant.push(id);
     }
 
     fn pod_pending(&mut self, request: Request) {

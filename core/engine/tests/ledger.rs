@@ -435,3 +435,15 @@ fn a_bound_pod_may_leave_its_group_and_join_another() {
     let refusals = state.explain(&uid("q")).and_then(|explanation| explanation.refusals).expect("it waits");
     assert!(refusals.to_string().contains("needs 2 pods together, and 1 exist"), "{refusals}");
 }
+
+#[test]
+fn a_pod_that_can_no_longer_be_read_keeps_what_was_decided() {
+    let mut state = cluster([node("a", 1)]);
+    submit(&mut state, [pod("p", 1), pod("q", 1)]);
+    assert_eq!(bindings(&mut state).into_keys().collect::<Vec<_>>(), ["p"]);
+    for name in ["p", "q"] {
+        state.apply(Event::PodWithdrawn { uid: uid(name) });
+    }
+    assert_eq!((state.phase(&uid("p")), state.phase(&uid("q"))), (Some(Phase::Held), None));
+    assert_eq!(state.claims().len(), 1);
+}
