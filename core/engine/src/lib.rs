@@ -33,6 +33,6 @@ mod shape;
 mod state;
 mod tree;
 
-pub use device_set::{DeviceSets, GpuMask, MAX_GPUS};
+pub use device_set::{DeviceSets, GpuMask};
 pub use explain::{Explanation, Nearest, PodChange, Refusal, Refusals};
 pub use state::{Decision, Event, Millis, Phase, State};
