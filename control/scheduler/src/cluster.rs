@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, IdentityMode, decode_assignment};
-use gantry_dialect::{advice, parse, parse_node};
+use gantry_dialect::{advice, parse, parse_bound, parse_node};
 use gantry_engine::{Event, Explanation, Phase};
-use gantry_model::{Advice, Assignment, Gpu, Node, PodKey, Reason, Topology};
+use gantry_model::{
+    Advice, Assignment, ContainerKind, ContainerRequest, Gpu, Node, NodeConstraints, PodKey, Reason, Request,
+    Resources, Topology,
+};
 use kube::ResourceExt;
 use kube::api::DynamicObject;
 use kube::runtime::watcher;
@@ -29,11 +32,15 @@ pub(crate) enum Notice {
 #[derive(Debug)]
 struct Pod {
     uid: Arc<str>,
+    /// The version of the object that was seen last.
+    version: Option<String>,
     /// When its condition `PodScheduled` changed last, as its status says.
     unscheduled_since: Option<String>,
     /// The node that it is bound to.
     node: Option<Arc<str>>,
     annotated: bool,
+    /// Whether the engine knows what it holds.
+    is_placed: bool,
     refused: Option<Reason>,
 }
 
@@ -228,6 +235,12 @@ impl Cluster {
         known.unscheduled_since.as_deref().filter(|_| known.uid == pod.uid)
     }
 
+    /// The version of the pod that was seen last: a write that names it does not overwrite what has happened since.
+    pub(crate) fn version(&self, pod: &PodKey) -> Option<&str> {
+        let known = self.pods.get(&(pod.namespace.clone(), pod.name.clone()))?;
+        known.version.as_deref().filter(|_| known.uid == pod.uid)
+    }
+
     /// Where a pod stands that the engine does not know because of how it is written.
     pub(crate) fn explain(&self, namespace: &str, name: &str) -> Option<Explanation> {
         let key = (Arc::from(namespace), Arc::from(name));
@@ -251,73 +264,96 @@ impl Cluster {
             self.pod_gone(&name, None);
         }
         let terminating = object.metadata.deletion_timestamp.is_some();
-        let annotation = object.annotations().get(ASSIGNMENT_ANNOTATION).cloned();
-        let mut pod = to_value(object);
+        let (annotation, version) =
+            (object.annotations().get(ASSIGNMENT_ANNOTATION).cloned(), object.resource_version());
+        let pod = to_value(object);
         let spec = &pod["spec"];
-        let bound = spec["nodeName"].as_str().filter(|node| !node.is_empty()).map(Arc::from);
+        let bound: Option<Arc<str>> =
+            spec["nodeName"].as_str().filter(|node| !node.is_empty()).map(Arc::from);
         let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
-        let ours = spec["schedulerName"].as_str().is_some_and(|name| self.scheduler_names.contains(name));
+        let scheduler = spec["schedulerName"].as_str().unwrap_or("default-scheduler");
+        let ours = self.scheduler_names.contains(scheduler);
         if ended || bound.is_none() && (terminating || !ours) {
             return self.pod_gone(&name, None);
         }
-        let first = !self.pods.contains_key(&name);
+        let is_new = !self.pods.contains_key(&name);
         let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
         let scheduled = conditions.into_iter().find(|condition| condition["type"] == "PodScheduled");
         let since =
             scheduled.filter(|c| c["status"] == "False").and_then(|c| c["lastTransitionTime"].as_str());
-        let entry = Pod {
+        let known = self.pods.entry(name.clone()).or_insert_with(|| Pod {
             uid: uid.clone(),
-            unscheduled_since: since.map(str::to_owned),
-            node: bound.clone(),
+            version: None,
+            unscheduled_since: None,
+            node: None,
             annotated: false,
+            is_placed: false,
             refused: None,
-        };
-        let known = self.pods.entry(name.clone()).or_insert_with(|| entry);
+        });
+        known.version = version;
         known.unscheduled_since = since.map(str::to_owned);
         known.node.clone_from(&bound);
-        if bound.is_some() {
-            // Where it is allowed to run is settled; what a later version may say there must not hide what it holds.
-            if let Some(spec) = pod["spec"].as_object_mut() {
-                for field in ["affinity", "nodeSelector", "tolerations"] {
-                    spec.remove(field);
-                }
-            }
-        } else if first {
-            let key = PodKey { namespace: name.0.clone(), name: name.1.clone(), uid: uid.clone() };
-            self.notices.extend(advice(&pod).into_iter().map(|advice| Notice::Advice(key.clone(), advice)));
+        let key = PodKey { namespace: name.0.clone(), name: name.1.clone(), uid };
+        match bound {
+            Some(node) => self.pod_bound(&name, key, node, &pod, annotation.as_deref()),
+            None => self.pod_pending(&name, key, &pod, is_new),
         }
-        let request = match parse(&pod) {
-            Ok(request) => request,
+    }
+
+    fn pod_pending(&mut self, name: &PodName, key: PodKey, pod: &Value, is_new: bool) {
+        if is_new {
+            self.notices.extend(advice(pod).into_iter().map(|advice| Notice::Advice(key.clone(), advice)));
+        }
+        let Some(known) = self.pods.get_mut(name) else { return };
+        match parse(pod) {
+            Ok(request) => {
+                known.refused = None;
+                self.events.push_back(Event::PodPending(request));
+            }
             Err(reason) => {
-                if bound.is_some() {
-                    tracing::warn!(pod = %format!("{}/{}", name.0, name.1), %reason, "a bound pod cannot be read: what it holds is not counted");
-                }
-                let key = PodKey { namespace: name.0.clone(), name: name.1.clone(), uid: uid.clone() };
-                if bound.is_none() && known.refused.as_ref() != Some(&reason) {
-                    self.notices.push_back(Notice::Refused(key, reason.clone()));
+                if known.refused.as_ref() != Some(&reason) {
+                    self.notices.push_back(Notice::Refused(key.clone(), reason.clone()));
                 }
                 known.refused = Some(reason);
-                self.events.push_back(Event::PodGone { uid });
-                return;
+                self.events.push_back(Event::PodWithdrawn { uid: key.uid });
             }
-        };
+        }
+    }
+
+    fn pod_bound(
+        &mut self,
+        name: &PodName,
+        key: PodKey,
+        node: Arc<str>,
+        pod: &Value,
+        annotation: Option<&str>,
+    ) {
+        let Some(known) = self.pods.get_mut(name) else { return };
         known.refused = None;
-        let Some(node) = bound else {
-            self.events.push_back(Event::PodPending(request));
-            return;
-        };
-        let assignment = annotation.and_then(|text| match decode_assignment(&text) {
+        let assignment = annotation.and_then(|text| match decode_assignment(text) {
             Ok(assignment) => Some(assignment),
             Err(error) => {
-                tracing::warn!(pod = %format!("{}/{}", name.0, name.1), %error, "the assignment of a bound pod cannot be read");
+                tracing::warn!(pod = %key, %error, "the assignment of a bound pod cannot be read");
                 None
             }
         });
         known.annotated = assignment.is_some();
-        let reports = request.gpus > 0;
+        let request = match parse_bound(pod) {
+            Ok(request) => request,
+            Err(reason) if known.is_placed => {
+                tracing::warn!(pod = %key, %reason, "a bound pod can no longer be read: it keeps what it had");
+                return;
+            }
+            Err(reason) => {
+                tracing::warn!(pod = %key, %reason, "a bound pod cannot be read: it is taken to hold its assignment");
+                at_least(key, node.clone(), assignment.as_ref())
+            }
+        };
+        known.is_placed = true;
+        let has_gpus = request.gpus > 0;
         self.events.push_back(Event::PodBound { request, assignment });
-        if reports {
-            self.tell_devices(&name, &node);
+        if has_gpus {
+            self.tell_devices(name, &node);
         }
     }
 
@@ -429,6 +465,47 @@ impl Cluster {
     }
 }
 
+/// The least that a bound pod can have asked for, when nothing but its assignment can be read.
+fn at_least(pod: PodKey, node: Arc<str>, assignment: Option<&Assignment>) -> Request {
+    let count = |gpus: usize| u32::try_from(gpus).unwrap_or(u32::MAX);
+    let containers = assignment.iter().flat_map(|assignment| &assignment.containers);
+    let container = |(name, gpus): (&Arc<str>, &Vec<_>)| ContainerRequest {
+        name: name.clone(),
+        kind: ContainerKind::App,
+        gpus: count(gpus.len()),
+    };
+    Request {
+        pod,
+        scheduler_name: "".into(),
+        priority: 0,
+        created_s: 0,
+        containers: containers.map(container).collect(),
+        gpus: assignment.map_or(0, |assignment| count(assignment.gpus().len())),
+        total: Resources { pods: 1, ..Resources::default() },
+        constraints: NodeConstraints::default(),
+        tolerations: Vec::new(),
+        node_name: Some(node),
+        gates: Vec::new(),
+        group: None,
+        origins: BTreeMap::new(),
+    }
+}
+
+/// What a scheduler that starts now would tell its engine of these objects: for whoever wants the scheduler's answer without
+/// asking one. Nodes whose GPUs no agent has described count as such at once.
+pub fn engine_events(
+    scheduler_names: BTreeSet<String>,
+    nodes: Vec<DynamicObject>,
+    reports: Vec<GpuNode>,
+    pods: Vec<DynamicObject>,
+) -> Vec<Event> {
+    let mut cluster = Cluster::new(scheduler_names, Duration::ZERO);
+    reports.iter().for_each(|report| cluster.reported(report));
+    nodes.into_iter().for_each(|node| cluster.node_applied(node));
+    pods.into_iter().for_each(|pod| cluster.pod_applied(pod));
+    cluster.events.into()
+}
+
 fn pod_name(object: &DynamicObject) -> PodName {
     (object.namespace().unwrap_or_default().into(), object.name_any().into())
 }
@@ -446,4 +523,62 @@ fn to_value(object: DynamicObject) -> Value {
         "creationTimestamp": metadata.creation_timestamp,
     });
     value
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn objects(values: &[Value]) -> Vec<DynamicObject> {
+        values.iter().map(|value| serde_json::from_value(value.clone()).unwrap()).collect()
+    }
+
+    fn events(pods: &[Value]) -> Vec<Event> {
+        let names = BTreeSet::from(["default-scheduler".to_owned()]);
+        engine_events(names, Vec::new(), Vec::new(), objects(pods))
+    }
+
+    /// A bound pod with an amount that no API server would have stored.
+    fn unreadable() -> Value {
+        let assignment = r#"{"v":1,"node":"n","containers":{"c":["GPU-1","GPU-2"]}}"#;
+        json!({
+            "metadata": {"namespace": "d", "name": "p", "uid": "u", "annotations": {ASSIGNMENT_ANNOTATION: assignment}},
+            "spec": {"nodeName": "n", "containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "0.5"}}}]},
+        })
+    }
+
+    #[test]
+    fn a_bound_pod_that_cannot_be_read_holds_its_assignment() {
+        let events = events(&[unreadable()]);
+        let [Event::PodBound { request, assignment: Some(assignment) }] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert_eq!((request.gpus, request.node_name.as_deref()), (2, Some("n")));
+        assert_eq!(assignment.gpus().len(), 2);
+    }
+
+    #[test]
+    fn a_bound_pod_that_can_no_longer_be_read_keeps_what_it_had() {
+        let mut good = unreadable();
+        good["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = 2.into();
+        let events = events(&[good, unreadable()]);
+        assert!(matches!(&events[..], [Event::PodBound { .. }]), "{events:?}");
+    }
+
+    #[test]
+    fn pods_that_are_nobodys_or_on_their_way_out_are_not_told() {
+        let pod = |change: &dyn Fn(&mut Value)| {
+            let mut pod = json!({
+                "metadata": {"namespace": "d", "name": "p", "uid": "u"},
+                "spec": {"containers": [{"name": "c"}]},
+            });
+            change(&mut pod);
+            events(&[pod]).len()
+        };
+        assert_eq!(pod(&|_| {}), 1);
+        assert_eq!(pod(&|pod| pod["spec"]["schedulerName"] = "other".into()), 0);
+        assert_eq!(pod(&|pod| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into()), 0);
+        assert_eq!(pod(&|pod| pod["status"] = json!({"phase": "Failed"})), 0);
+    }
 }

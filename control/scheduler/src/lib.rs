@@ -20,7 +20,8 @@ mod cluster;
 mod service;
 mod writes;
 
-pub use service::{Handle, Options, Scheduler};
+pub use cluster::engine_events;
+pub use service::{Handle, Options, SCHEDULER_NAMES, Scheduler};
 
 /// Why the scheduler cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! The loop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use crate::Error;
 use crate::cluster::{Cluster, Notice};
 use crate::writes::{self, EventType, PodEvent, camel_case};
+
+/// The values of `spec.schedulerName` that a scheduler serves unless it is told otherwise.
+pub const SCHEDULER_NAMES: [&str; 2] = ["gantry-scheduler", "default-scheduler"];
 
 /// What a scheduler is made of.
 #[derive(Clone)]
@@ -48,13 +51,13 @@ impl std::fmt::Debug for Options {
 }
 
 impl Options {
-    /// The usual settings: schedules for `gantry-scheduler` and `default-scheduler`.
+    /// The usual settings: schedules for [`SCHEDULER_NAMES`].
     pub fn new(client: Client, clock: SharedClock, ids: SharedIds) -> Self {
         Self {
             client,
             clock,
             ids,
-            scheduler_names: ["gantry-scheduler", "default-scheduler"].map(str::to_owned).into(),
+            scheduler_names: SCHEDULER_NAMES.map(str::to_owned).into(),
             binds_in_flight: 128,
             notices_in_flight: 16,
             agent_grace: Duration::from_secs(10),
@@ -73,6 +76,8 @@ enum Input {
         assignment: Assignment,
         outcome: Outcome,
     },
+    /// A condition has been written, or not.
+    Told(PodKey),
     /// Somebody asks through the handle.
     Explain {
         namespace: String,
@@ -104,6 +109,7 @@ impl std::fmt::Debug for Input {
             Self::Nodes(_) => "Nodes",
             Self::Reports(_) => "Reports",
             Self::Bound { .. } => "Bound",
+            Self::Told(_) => "Told",
             Self::Explain { .. } => "Explain",
         })
     }
@@ -139,6 +145,9 @@ struct Work {
     inputs: mpsc::UnboundedSender<Input>,
     binds: Arc<Semaphore>,
     notices: Arc<Semaphore>,
+    /// Pods whose condition is being written, with the text that comes next: one write for each pod at a time, so that the
+    /// last reason is the one that stays.
+    telling: BTreeMap<PodKey, Option<String>>,
     /// Writes under way. They end with the scheduler: what is lost is found again after a restart.
     writes: JoinSet<()>,
     start: Instant,
@@ -164,6 +173,7 @@ impl Scheduler {
             inputs: sender,
             binds: Arc::new(Semaphore::new(options.binds_in_flight.max(1))),
             notices: Arc::new(Semaphore::new(options.notices_in_flight.max(1))),
+            telling: BTreeMap::new(),
             writes: JoinSet::new(),
             start: Instant::now(),
             options,
@@ -231,6 +241,11 @@ impl Work {
                 self.feed();
                 self.bound(pod, &assignment, outcome);
             }
+            Input::Told(pod) => {
+                if let Some(Some(message)) = self.telling.remove(&pod) {
+                    self.write_condition(pod, message);
+                }
+            }
             Input::Explain { namespace, name, answer } => {
                 self.feed();
                 let known = self.cluster.uid(&namespace, &name).and_then(|uid| self.state.explain(&uid));
@@ -266,6 +281,10 @@ impl Work {
                 let (client, inputs, turns) =
                     (self.options.client.clone(), self.inputs.clone(), self.binds.clone());
                 self.state.apply(Event::BindStarted { uid: pod.uid.clone() });
+                // Why it waited is not worth saying any more.
+                if let Some(next) = self.telling.get_mut(&pod) {
+                    *next = None;
+                }
                 self.writes.spawn(async move {
                     let _turn = turns.acquire().await;
                     let outcome = match writes::bind(&client, &pod, &assignment).await {
@@ -306,19 +325,31 @@ impl Work {
 
     /// One condition and one Event.
     fn say_unschedulable(&mut self, pod: PodKey, message: String) {
-        let (client, turns) = (self.options.client.clone(), self.notices.clone());
-        let now = writes::whole_seconds(self.options.clock.now());
-        let since = self.cluster.unscheduled_since(&pod).map_or(now, str::to_owned);
-        let (key, text) = (pod.clone(), message.clone());
-        self.writes.spawn(async move {
-            let _turn = turns.acquire().await;
-            if let Err(error) = writes::set_unscheduled(&client, &key, &text, &since).await {
-                tracing::debug!(pod = %key, %error, "the condition PodScheduled was not written");
-            }
-        });
+        match self.telling.get_mut(&pod) {
+            Some(next) => *next = Some(message.clone()),
+            None => self.write_condition(pod.clone(), message.clone()),
+        }
         let suffix = format!("{:016x}", self.options.ids.next());
         let (kind, reason) = (EventType::Warning, "FailedScheduling".to_owned());
         self.write_event(PodEvent { pod, kind, reason, message, suffix });
+    }
+
+    /// Starts the only write of this pod's condition.
+    fn write_condition(&mut self, pod: PodKey, message: String) {
+        let (client, turns, inputs) =
+            (self.options.client.clone(), self.notices.clone(), self.inputs.clone());
+        let now = writes::whole_seconds(self.options.clock.now());
+        let since = self.cluster.unscheduled_since(&pod).map_or(now, str::to_owned);
+        let version = self.cluster.version(&pod).map(str::to_owned);
+        self.telling.insert(pod.clone(), None);
+        self.writes.spawn(async move {
+            let _turn = turns.acquire().await;
+            if let Err(error) = writes::set_unscheduled(&client, &pod, &message, &since, version).await {
+                tracing::debug!(%pod, %error, "the condition PodScheduled was not written");
+            }
+            // If the scheduler has ended, nothing comes next.
+            let _ = inputs.send(Input::Told(pod));
+        });
     }
 
     fn write_event(&mut self, event: PodEvent) {
@@ -372,7 +403,7 @@ fn watches(client: &Client) -> Vec<BoxStream<'static, Input>> {
     ]
 }
 
-fn is_status(error: &kube::Error, code: u16) -> bool {
+pub(crate) fn is_status(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 

@@ -9,6 +9,8 @@ use jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
 
+use crate::service::is_status;
+
 /// The name under which events are reported.
 const COMPONENT: &str = "gantry-scheduler";
 
@@ -57,26 +59,48 @@ pub(crate) async fn read_pod(client: &Client, pod: &PodKey) -> Result<kube::api:
     client.request(request).await
 }
 
-/// Sets the condition that says why a pod waits.
+/// Attempts to write a condition while others change the pod.
+const ATTEMPTS: u32 = 4;
+
+/// Sets the condition that says why a pod waits, unless it waits no more. `version` is the pod's when it was seen last: a
+/// binding that is written meanwhile makes another, and the condition of a bound pod is not overwritten.
 pub(crate) async fn set_unscheduled(
     client: &Client,
     pod: &PodKey,
     message: &str,
     since: &str,
+    mut version: Option<String>,
 ) -> Result<(), kube::Error> {
-    let body = json!({
-        // Refuses to touch another pod of the same name.
-        "metadata": { "uid": &*pod.uid },
-        "status": { "conditions": [{
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": message,
-            "lastProbeTime": null,
-            "lastTransitionTime": since,
-        }] },
-    });
-    send(client, "PATCH", &format!("{}/status", pod_path(pod)), STRATEGIC, &body).await.map(drop)
+    let path = format!("{}/status", pod_path(pod));
+    for _ in 0..ATTEMPTS {
+        // The UID refuses to touch another pod of the same name.
+        let mut metadata = json!({ "uid": &*pod.uid });
+        if let Some(version) = version {
+            metadata["resourceVersion"] = version.into();
+        }
+        let body = json!({
+            "metadata": metadata,
+            "status": { "conditions": [{
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": message,
+                "lastProbeTime": null,
+                "lastTransitionTime": since,
+            }] },
+        });
+        match send(client, "PATCH", &path, STRATEGIC, &body).await {
+            Err(error) if is_status(&error, 409) => {}
+            outcome => return outcome.map(drop),
+        }
+        let current = read_pod(client, pod).await?;
+        let waits = current.data["spec"]["nodeName"].as_str().is_none_or(str::is_empty);
+        if !waits || current.metadata.uid.as_deref() != Some(&*pod.uid) {
+            return Ok(());
+        }
+        version = current.metadata.resource_version;
+    }
+    Ok(())
 }
 
 pub(crate) async fn write_event(

@@ -18,6 +18,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::client::Body;
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 struct Cluster {
     client: Client,
@@ -123,6 +124,13 @@ impl Cluster {
         panic!("{name} was not bound within a minute");
     }
 
+    /// Status and message of the pod's condition `PodScheduled`.
+    async fn scheduled(&self, name: &str) -> (String, Option<String>) {
+        let conditions = self.pods().get(name).await.unwrap().status.unwrap().conditions.unwrap();
+        let condition = conditions.into_iter().find(|c| c.type_ == "PodScheduled").unwrap();
+        (condition.status, condition.message)
+    }
+
     async fn events(&self) -> Vec<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         let list = events.list(&ListParams::default()).await.unwrap();
@@ -186,6 +194,23 @@ fn faulty(client: Client, fault: Fault, every: usize) -> Client {
     Client::new(service, "default")
 }
 
+/// A client whose first write of a condition waits for a permit.
+fn slow_to_tell(client: Client, permits: Arc<Semaphore>) -> Client {
+    let writes = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let (client, permits, writes) = (client.clone(), permits.clone(), writes.clone());
+        async move {
+            let is_condition =
+                request.method() == http::Method::PATCH && request.uri().path().ends_with("/status");
+            if is_condition && writes.fetch_add(1, Ordering::SeqCst) == 0 {
+                permits.acquire().await.unwrap().forget();
+            }
+            client.send(request).await
+        }
+    });
+    Client::new(service, "default")
+}
+
 async fn settle() {
     tokio::time::sleep(Duration::from_secs(3)).await;
 }
@@ -238,6 +263,67 @@ async fn a_pod_that_waits_is_told_why_once_and_starts_when_there_is_room() {
     assert_eq!(explanation.refusals.unwrap().codes(), ["G1001"]);
     cluster.pods().delete("first", &DeleteParams::default().grace_period(0)).await.unwrap();
     assert_eq!(cluster.bound("second").await.0, "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_condition_does_not_unschedule_a_bound_pod() {
+    let cluster = Cluster::with_crd().await;
+    cluster.node("a", 1).await;
+    cluster.report("a", 1, vec![]).await;
+    let permits = Arc::new(Semaphore::new(0));
+    let (_, _guard) = cluster.schedule_through(slow_to_tell(cluster.client.clone(), permits.clone()));
+    cluster.pod("first", 1).await;
+    cluster.bound("first").await;
+    cluster.pod("second", 1).await;
+    settle().await;
+    cluster.pods().delete("first", &DeleteParams::default().grace_period(0)).await.unwrap();
+    cluster.bound("second").await;
+    permits.add_permits(1);
+    settle().await;
+    assert_eq!(cluster.scheduled("second").await, ("True".to_owned(), None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_reason_is_the_one_that_stays() {
+    let cluster = Cluster::with_crd().await;
+    cluster.node("a", 1).await;
+    cluster.report("a", 1, vec![]).await;
+    let permits = Arc::new(Semaphore::new(0));
+    let (_, _guard) = cluster.schedule_through(slow_to_tell(cluster.client.clone(), permits.clone()));
+    cluster.pod("p", 2).await;
+    settle().await;
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let cordon = json!({ "spec": { "unschedulable": true } });
+    nodes.patch("a", &PatchParams::default(), &Patch::Merge(cordon)).await.unwrap();
+    settle().await;
+    permits.add_permits(1);
+    settle().await;
+    let (status, message) = cluster.scheduled("p").await;
+    let message = message.unwrap_or_default();
+    assert!(status == "False" && message.contains("G1010 node-cordoned"), "{status} {message}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bound_pod_that_is_edited_keeps_its_devices() {
+    let cluster = Cluster::with_crd().await;
+    cluster.node("a", 1).await;
+    cluster.report("a", 1, vec![]).await;
+    let (handle, guard) = cluster.schedule();
+    cluster.pod("p", 1).await;
+    cluster.bound("p").await;
+    let edit = json!({ "metadata": { "annotations": {
+        "scheduling.k8s.io/group-name": "g", "scheduling.volcano.sh/group-min-member": "all",
+    } } });
+    cluster.pods().patch("p", &PatchParams::default(), &Patch::Merge(edit)).await.unwrap();
+    cluster.pod("q", 1).await;
+    settle().await;
+    assert_eq!(handle.explain("default", "q").await.unwrap().unwrap().phase, Phase::Waiting);
+    // The next scheduler finds it edited.
+    guard.cancel();
+    let (handle, _guard) = cluster.schedule();
+    settle().await;
+    assert_eq!(handle.explain("default", "p").await.unwrap().unwrap().phase, Phase::Bound);
+    assert_eq!(handle.explain("default", "q").await.unwrap().unwrap().phase, Phase::Waiting);
 }
 
 #[tokio::test(start_paused = true)]

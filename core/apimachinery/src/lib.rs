@@ -11,7 +11,7 @@
 //!
 //! - [`FieldError`], [`FieldPath`]: a fault of one field, printed `spec.replicas: Invalid value: -1: …`.
 //! - [`Status`]: the `metav1.Status` of every kind of refusal.
-//! - [`Selector`], [`FieldSelector`], [`NodeSelector`]: which objects are meant.
+//! - [`Selector`], [`FieldSelector`]: which objects are meant.
 //! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
 //! - [`default_pod_resources`], [`validate_pod_resources`], [`effective_requests`]: what a pod asks of a node.
 //! - [`Schema`]: what a CustomResourceDefinition says of its objects.
@@ -40,7 +40,7 @@ pub use resources::{
     validate_resource_requirements,
 };
 pub use schema::Schema;
-pub use selector::{FieldRequirement, FieldSelector, Labels, NodeSelector, Operator, Requirement, Selector};
+pub use selector::{FieldRequirement, FieldSelector, Labels, Operator, Requirement, Selector};
 pub use status::{ResourceName, Status};
 
 /// Why a text or a value is not what an operation needs. Faults of fields of an object are [`FieldError`]s instead.

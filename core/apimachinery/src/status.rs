@@ -150,11 +150,6 @@ impl Status {
         Self::new(410, "Expired", message)
     }
 
-    /// 410: the thing was there and will not come back.
-    pub fn gone(message: impl Into<String>) -> Self {
-        Self::new(410, "Gone", message)
-    }
-
     /// 413: the body is too large.
     pub fn request_too_large(message: &str) -> Self {
         Self::new(413, "RequestEntityTooLarge", format!("Request entity is too large: {message}"))

@@ -17,7 +17,8 @@
 //! | `nvidia.com/gpumem`, `gpu-memory`, `volcano.sh/vgpu-memory` | an amount of GPU memory |
 //! | `nvidia.com/gpumem-percentage`, `volcano.sh/vgpu-memory-percentage` | a part of GPU memory |
 //! | `nvidia.com/gpucores`, `gpu-core`, `volcano.sh/vgpu-cores` | a part of compute |
-//! | `nvidia.com/gpu.shared`, `volcano.sh/vgpu-number` | a number of shares |
+//! | `volcano.sh/vgpu-number` | a number of shares |
+//! | `nvidia.com/gpu.shared` | a number of turns on a GPU (time-slicing) |
 //! | `nvidia.com/mig-<profile>` | a partition |
 
 mod advice;
@@ -28,9 +29,11 @@ mod placement;
 mod pod;
 
 pub use advice::advice;
-pub use names::GPU_RESOURCE;
+pub use names::{
+    GPU_RESOURCE, GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION, VOLCANO_GROUP_NAME_ANNOTATION,
+};
 pub use node::parse_node;
-pub use pod::parse;
+pub use pod::{parse, parse_bound};
 
 #[cfg(doc)]
 use gantry_model::{Reason, Request};

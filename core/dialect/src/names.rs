@@ -1,9 +1,16 @@
-//! The names of resources.
+//! The names of resources and annotations.
 
 use gantry_model::SharingVocabulary;
 
 /// Whole GPUs.
 pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
+
+/// The annotation that names a pod's group.
+pub const GROUP_NAME_ANNOTATION: &str = "scheduling.k8s.io/group-name";
+/// The newer name of the same. Volcano reads both, and so does Gantry.
+pub const VOLCANO_GROUP_NAME_ANNOTATION: &str = "scheduling.volcano.sh/group-name";
+/// How many pods of the group must have a place before any starts; 1 if absent, as in Volcano.
+pub const GROUP_MIN_MEMBER_ANNOTATION: &str = "scheduling.volcano.sh/group-min-member";
 
 /// Names of GPU sharing, in every vocabulary that manifests use.
 const SHARING: [(&str, SharingVocabulary); 10] = [
@@ -15,7 +22,7 @@ const SHARING: [(&str, SharingVocabulary); 10] = [
     ("nvidia.com/gpucores", SharingVocabulary::Compute),
     ("nvidia.com/gpu-core", SharingVocabulary::Compute),
     ("volcano.sh/vgpu-cores", SharingVocabulary::Compute),
-    ("nvidia.com/gpu.shared", SharingVocabulary::Shares),
+    ("nvidia.com/gpu.shared", SharingVocabulary::TimeSlices),
     ("volcano.sh/vgpu-number", SharingVocabulary::Shares),
 ];
 

@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use gantry_apimachinery::{FieldPath, effective_requests, is_extended_resource};
 use gantry_model::{
-    ContainerKind, ContainerRequest, Group, PodKey, Reason, Request, ResourceOrigin, Resources,
+    ContainerKind, ContainerRequest, Group, NodeConstraints, PodKey, Reason, Request, ResourceOrigin,
+    Resources,
 };
 use serde_json::Value;
 
-use crate::GPU_RESOURCE;
 use crate::fields::{count, enter, get, gpus, invalid, list, object, quantity, refused, text};
 use crate::names::sharing;
 use crate::placement::{constraints, tolerations};
+use crate::{
+    GPU_RESOURCE, GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION, VOLCANO_GROUP_NAME_ANNOTATION,
+};
 
 /// Reads a `Pod` object: what it asks for, in whatever vocabulary.
 ///
@@ -23,6 +26,25 @@ use crate::placement::{constraints, tolerations};
 /// # Errors
 /// The first thing that is wrong, with field, value, rule and fix.
 pub fn parse(pod: &Value) -> Result<Request, Reason> {
+    read(pod, Stage::Waiting)
+}
+
+/// Reads a `Pod` object that has its node. Where it may run is settled, and what it holds must not be hidden by what somebody
+/// has written beside that since: constraints are not read, and annotations that name no group say that there is none.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_bound(pod: &Value) -> Result<Request, Reason> {
+    read(pod, Stage::Bound)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Bound,
+}
+
+fn read(pod: &Value, stage: Stage) -> Result<Request, Reason> {
     let (metadata, spec) = (&pod["metadata"], &pod["spec"]);
     let [at_metadata, at_spec] = ["metadata", "spec"].map(FieldPath::new);
     let named =
@@ -67,6 +89,7 @@ pub fn parse(pod: &Value) -> Result<Request, Reason> {
             .and_then(|priority| i32::try_from(priority).ok())
             .ok_or_else(|| invalid(&at_spec.child("priority"), value, "must be a whole number of 32 bits"))?,
     };
+    let (is_bound, group) = (stage == Stage::Bound, group(metadata, &at_metadata));
     Ok(Request {
         pod: key,
         scheduler_name: text(spec, "schedulerName", &at_spec)?.unwrap_or("default-scheduler").into(),
@@ -75,30 +98,26 @@ pub fn parse(pod: &Value) -> Result<Request, Reason> {
         containers,
         gpus,
         total,
-        constraints: constraints(spec, &at_spec)?,
-        tolerations: tolerations(spec, &at_spec)?,
+        constraints: if is_bound { NodeConstraints::default() } else { constraints(spec, &at_spec)? },
+        tolerations: if is_bound { Vec::new() } else { tolerations(spec, &at_spec)? },
         node_name: text(spec, "nodeName", &at_spec)?.filter(|name| !name.is_empty()).map(Into::into),
         gates: gates.map(Into::into).collect(),
-        group: group(metadata, &at_metadata)?,
+        group: if is_bound { group.unwrap_or_default() } else { group? },
         origins,
     })
 }
-
-/// The annotations that name a pod's group, newest first; Volcano reads both.
-const GROUP_NAME: [&str; 2] = ["scheduling.volcano.sh/group-name", "scheduling.k8s.io/group-name"];
-/// How many pods of the group must have a place before any starts; 1 if absent, as in Volcano.
-const GROUP_MINIMUM: &str = "scheduling.volcano.sh/group-min-member";
 
 /// The group of pods that the pod is placed with.
 fn group(metadata: &Value, at_metadata: &FieldPath) -> Result<Option<Group>, Reason> {
     let Some(annotations) = object(metadata, "annotations", at_metadata)? else { return Ok(None) };
     let annotation = |key: &str| annotations.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let Some(name) = GROUP_NAME.into_iter().find_map(annotation) else { return Ok(None) };
+    let names = [VOLCANO_GROUP_NAME_ANNOTATION, GROUP_NAME_ANNOTATION];
+    let Some(name) = names.into_iter().find_map(annotation) else { return Ok(None) };
     let namespace = text(metadata, "namespace", at_metadata)?.unwrap_or("default");
-    let min_members = match annotation(GROUP_MINIMUM) {
+    let min_members = match annotation(GROUP_MIN_MEMBER_ANNOTATION) {
         None => 1,
         Some(text) => text.parse().map_err(|_| {
-            let field = at_metadata.child("annotations").key(GROUP_MINIMUM);
+            let field = at_metadata.child("annotations").key(GROUP_MIN_MEMBER_ANNOTATION);
             invalid(&field, &Value::from(text), "must be a whole number of pods")
         })?,
     };

@@ -31,3 +31,17 @@ fn a_minimum_that_is_no_number_is_refused() {
     assert!(refusal.contains("metadata.annotations[scheduling.volcano.sh/group-min-member]"), "{refusal}");
     assert!(refusal.contains("must be a whole number of pods"), "{refusal}");
 }
+
+#[test]
+fn what_a_bound_pod_holds_is_not_hidden_by_what_is_written_beside_it() {
+    let mut pod =
+        pod(&json!({"scheduling.k8s.io/group-name": "g", "scheduling.volcano.sh/group-min-member": "all"}));
+    pod["spec"]["nodeName"] = "n".into();
+    pod["spec"]["tolerations"] = json!([{"operator": "Perhaps"}]);
+    pod["spec"]["affinity"] = json!("none");
+    let bound = gantry_dialect::parse_bound(&pod).unwrap();
+    assert_eq!((bound.group, bound.tolerations.len(), bound.node_name.as_deref()), (None, 0, Some("n")));
+    pod["metadata"]["annotations"]["scheduling.volcano.sh/group-min-member"] = "2".into();
+    let group = gantry_dialect::parse_bound(&pod).unwrap().group.unwrap();
+    assert_eq!((&*group.name, group.min_members), ("n/g", 2));
+}

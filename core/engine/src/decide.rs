@@ -4,18 +4,27 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
-use gantry_model::{Assignment, ContainerKind, GpuId, Request};
+use gantry_model::{Assignment, ContainerKind, GpuId, Reason, Request};
 
 use crate::device_set::{GpuMask, bits};
-use crate::explain;
-use crate::ledger::{Ledger, NodeId, Place, PodId};
-use crate::shape::{Scores, Told};
-use crate::state::{Change, Decision, Millis, Phase, QueueKey, ShapeId, State};
+use crate::explain::{self, Refusals};
+use crate::ledger::{Ledger, NodeId, PodId};
+use crate::shape::{Report, Scores};
+use crate::state::{Decision, Millis, NodeChange, Phase, QueueKey, ShapeId, State};
 
 /// Shapes whose scores are kept. Each costs about 24 bytes a node.
 const MAX_SCORES: usize = 256;
 /// Reasons of a shape are worked out at most this often, because every change in the cluster may change them.
-const TELL_EVERY_MS: u64 = 1000;
+const REPORT_EVERY_MS: u64 = 1000;
+
+/// Whose turn it is.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// The first pod of a shape that waits.
+    Shape(ShapeId),
+    /// All pods of a group that wait, by shape.
+    Group(Arc<str>, Vec<ShapeId>),
+}
 
 impl State {
     /// Decides about all waiting pods. Whatever is decided is held at once: asking again decides nothing twice.
@@ -28,49 +37,86 @@ impl State {
         }
         let mut decisions = Vec::new();
         self.forget_shortfalls();
-        let mut blocked = loop {
-            let (blocked, proposed) = self.round(&mut decisions);
-            // A group that gave back what it was proposed leaves it to the others: they get another turn.
-            if self.settle(proposed, &mut decisions) {
-                break blocked;
-            }
-        };
+        let mut blocked = self.round(&mut decisions);
         let waits_for_group = |shape: &ShapeId| self.shortfall_of(*shape).is_some();
         blocked.extend(self.active.iter().copied().filter(waits_for_group));
-        self.retell = None;
+        self.next_report = None;
         for shape in blocked {
-            self.tell(shape, now, &mut decisions);
+            self.report(shape, now, &mut decisions);
         }
         self.trim_log();
         decisions
     }
 
-    /// Gives every pod that may have one a place: held at once, but for pods of a group, which are only proposed.
-    /// Also gives the shapes that fit nowhere.
-    fn round(&mut self, decisions: &mut Vec<Decision>) -> (BTreeSet<ShapeId>, Vec<(PodId, Assignment)>) {
+    /// Gives every pod that may have one a place, and every group, in the order of the queue; a group's turn is that of its
+    /// first pod. Gives the shapes that fit nowhere.
+    fn round(&mut self, decisions: &mut Vec<Decision>) -> BTreeSet<ShapeId> {
         let mut turns = BinaryHeap::new();
-        for shape in self.active.iter().copied().collect::<Vec<_>>() {
-            if self.shortfall_of(shape).is_none() {
-                self.push_turn(&mut turns, shape);
-            }
-        }
-        let (mut blocked, mut proposed) = (BTreeSet::new(), Vec::new());
-        while let Some(Reverse((key, shape))) = turns.pop() {
-            let Some(node) = self.best_node(shape) else {
-                blocked.insert(shape);
-                continue;
-            };
-            let (_, _, _, pod) = key;
-            if let Some(assignment) = self.propose(pod, node) {
-                if self.pod(pod).request.group.is_some() {
-                    proposed.push((pod, assignment));
-                } else {
-                    decisions.push(self.hold(pod, assignment));
+        let mut groups: BTreeMap<Arc<str>, (QueueKey, Vec<ShapeId>)> = BTreeMap::new();
+        for shape in self.active.iter().copied().filter(|shape| self.shortfall_of(*shape).is_none()) {
+            let Some(key) = self.first_waiting(shape) else { continue };
+            match self.shapes[shape].as_ref().and_then(|state| state.shape.group.clone()) {
+                None => turns.push(Reverse((key, Turn::Shape(shape)))),
+                Some(name) => {
+                    let (first, shapes) = groups.entry(name).or_insert((key, Vec::new()));
+                    *first = key.min(*first);
+                    shapes.push(shape);
                 }
             }
-            self.push_turn(&mut turns, shape);
         }
-        (blocked, proposed)
+        turns.extend(
+            groups.into_iter().map(|(name, (key, shapes))| Reverse((key, Turn::Group(name, shapes)))),
+        );
+        let mut blocked = BTreeSet::new();
+        while let Some(Reverse((key, turn))) = turns.pop() {
+            match turn {
+                Turn::Group(name, shapes) => self.group_turn(&name, &shapes, &mut blocked, decisions),
+                Turn::Shape(shape) => {
+                    let Some((pod, assignment)) = self.propose_first(key, shape) else {
+                        blocked.insert(shape);
+                        continue;
+                    };
+                    decisions.push(self.hold(pod, assignment));
+                    turns.extend(self.first_waiting(shape).map(|key| Reverse((key, Turn::Shape(shape)))));
+                }
+            }
+        }
+        blocked
+    }
+
+    /// Tries all pods of a group, one after the other and with nobody between them: groups whose pods stand in the queue by
+    /// turns would else take from each other what both need.
+    fn group_turn(
+        &mut self,
+        name: &Arc<str>,
+        shapes: &[ShapeId],
+        blocked: &mut BTreeSet<ShapeId>,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let turn = |state: &Self, shape| state.first_waiting(shape).map(|key| Reverse((key, shape)));
+        let mut turns: BinaryHeap<_> = shapes.iter().filter_map(|shape| turn(self, *shape)).collect();
+        let mut proposed = Vec::new();
+        while let Some(Reverse((key, shape))) = turns.pop() {
+            match self.propose_first(key, shape) {
+                None => {
+                    blocked.insert(shape);
+                }
+                Some(proposal) => {
+                    proposed.push(proposal);
+                    turns.extend(turn(self, shape));
+                }
+            }
+        }
+        if !proposed.is_empty() {
+            self.settle(name, proposed, decisions);
+        }
+    }
+
+    /// Proposes the place that suits the shape best to its first pod, whose key is given; `None` where it fits nowhere.
+    fn propose_first(&mut self, key: QueueKey, shape: ShapeId) -> Option<(PodId, Assignment)> {
+        let node = self.best_node(shape)?;
+        let (_, _, _, pod) = key;
+        Some((pod, self.propose(pod, node)?))
     }
 
     /// Makes a proposal firm.
@@ -85,27 +131,27 @@ impl State {
         let decisions = self.decisions;
         let state = self.shapes[id].as_mut().expect("invariant: active shapes are there");
         let Ledger { slots, sets, .. } = &mut self.ledger;
-        let news = state
+        let changes_since = state
             .seen
             .checked_sub(self.log_start)
             .and_then(|from| self.log.get(usize::try_from(from).ok()?..));
         let shape = state.shape.clone();
-        match (news, &mut state.scores) {
-            (Some(news), Some(scores)) => {
-                for (node, change) in news {
+        match (changes_since, &mut state.scores) {
+            (Some(changes), Some(scores)) => {
+                for (node, change) in changes {
                     // What does not fit does not begin to fit because something was taken.
-                    if *change != Change::Taken || scores.tree.has(*node) {
-                        scores.update(&shape, *node, *change == Change::Node, slots, sets);
+                    if *change != NodeChange::Taken || scores.tree.has(*node) {
+                        scores.update(&shape, *node, *change == NodeChange::Node, slots, sets);
                     }
                 }
             }
-            (Some(news), None) if state.blocked => {
-                let fits = |(node, change): &(NodeId, Change)| {
+            (Some(changes), None) if state.blocked => {
+                let fits = |(node, change): &(NodeId, NodeChange)| {
                     let slot = &slots[*node];
-                    let node = slot.node.as_ref().filter(|_| *change != Change::Taken)?;
+                    let node = slot.node.as_ref().filter(|_| *change != NodeChange::Taken)?;
                     shape.score(shape.preference(node)?, slot, node, sets)
                 };
-                if news.iter().find_map(fits).is_some() {
+                if changes.iter().find_map(fits).is_some() {
                     state.scores = Some(Scores::new(&shape, slots, sets));
                 }
             }
@@ -153,7 +199,7 @@ impl State {
         }
         self.unqueue(id);
         self.pod_mut(id).phase = Phase::Proposed;
-        self.occupy(id, Place { node, assignment: known.then(|| assignment.clone()) });
+        self.occupy(id, &assignment.node, known.then(|| assignment.clone()));
         Some(assignment)
     }
 
@@ -194,49 +240,57 @@ impl State {
     }
 
     /// Says why a shape's pods wait, to those who were not told so yet.
-    fn tell(&mut self, id: ShapeId, now: Millis, decisions: &mut Vec<Decision>) {
-        let end = self.log_end();
-        let state = self.shapes[id].as_ref().expect("invariant: blocked shapes are there");
-        let Some((_, _, _, first)) = state.waiting.first().copied() else { return };
-        let told = match &state.told {
-            Some(told) if told.seen == end => told.clone(),
-            Some(told) if now < told.at.after(TELL_EVERY_MS) => {
-                let due = told.at.after(TELL_EVERY_MS);
-                self.retell = Some(self.retell.map_or(due, |known| known.min(due)));
-                told.clone()
-            }
-            _ => {
-                let request = self.pod(first).request.clone();
-                let mut refusals = explain::refusals(&state.shape, &request, &self.ledger);
-                self.add_gang_reason(&request, &mut refusals);
-                let refusals = Arc::new(refusals);
-                Told { refusals, at: now, seen: end }
-            }
-        };
-        let again = state.told.as_ref().is_some_and(|last| Arc::ptr_eq(&last.refusals, &told.refusals));
-        if again && !state.untold {
+    fn report(&mut self, id: ShapeId, now: Millis, decisions: &mut Vec<Decision>) {
+        let Some((_, _, _, first)) = self.first_waiting(id) else { return };
+        let report = self.current_report(id, &self.pod(first).request.clone(), now);
+        let state = self.shape_mut(id);
+        let is_known = |last: &Report| Arc::ptr_eq(&last.refusals, &report.refusals);
+        if state.report.as_ref().is_some_and(is_known) && !state.needs_report {
             return;
         }
-        let codes = told.refusals.codes();
+        let gist = report.refusals.gist();
         let waiting: Vec<_> = state.waiting.iter().map(|(_, _, _, pod)| *pod).collect();
+        state.needs_report = false;
         for id in waiting {
             let pod = self.pod_mut(id);
-            if pod.told != codes {
-                pod.told.clone_from(&codes);
-                let (pod, refusals) = (pod.request.pod.clone(), told.refusals.clone());
-                decisions.push(Decision::Unschedulable { pod, refusals });
+            if pod.told.as_ref() != Some(&gist) {
+                pod.told = Some(gist.clone());
+                let refusals = report.refusals.for_pod(&pod.request);
+                decisions.push(Decision::Unschedulable { pod: pod.request.pod.clone(), refusals });
             }
         }
-        let state = self.shape_mut(id);
-        state.told = Some(told);
-        state.untold = false;
+        self.shape_mut(id).report = Some(report);
     }
 
-    fn push_turn(&self, turns: &mut BinaryHeap<Reverse<(QueueKey, ShapeId)>>, shape: ShapeId) {
-        let first = self.shapes[shape].as_ref().and_then(|state| state.waiting.first());
-        if let Some(key) = first {
-            turns.push(Reverse((*key, shape)));
+    /// The last report where nothing has changed since, or too little time has passed; a new one otherwise.
+    fn current_report(&mut self, id: ShapeId, request: &Request, now: Millis) -> Report {
+        let (seen, chances) = (self.log_end(), self.chances);
+        let state = self.shapes[id].as_ref().expect("invariant: blocked shapes are there");
+        let is_group = request.group.is_some();
+        if let Some(last) = state.report.clone() {
+            if last.seen == seen && (!is_group || last.chances == chances) {
+                return last;
+            }
+            let due = last.at.after(REPORT_EVERY_MS);
+            if now < due {
+                self.next_report = Some(self.next_report.map_or(due, |known| known.min(due)));
+                if !is_group || !state.needs_report {
+                    return last;
+                }
+                // How many pods of a group exist is known at no cost, and they come one after the other.
+                let mut refusals = Refusals::clone(&last.refusals);
+                refusals.list.retain(|refusal| !matches!(refusal.reason, Reason::GangIncomplete { .. }));
+                self.add_gang_reason(request, &mut refusals);
+                return Report { refusals: Arc::new(refusals), ..last };
+            }
         }
+        let mut refusals = explain::refusals(&state.shape, request, &self.ledger);
+        self.add_gang_reason(request, &mut refusals);
+        Report { refusals: Arc::new(refusals), at: now, seen, chances }
+    }
+
+    fn first_waiting(&self, shape: ShapeId) -> Option<QueueKey> {
+        self.shapes[shape].as_ref()?.waiting.first().copied()
     }
 
     /// Forgets changes that cost more to read than to look at every node anew.

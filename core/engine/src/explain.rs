@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use gantry_model::{Node, PodKey, Reason, Request, Requirement, Resources, Taint, Test};
+use gantry_model::{Node, PodKey, Reason, Request, Requirement, Resources, Taint};
 
 use crate::ledger::{Ledger, Slot};
 use crate::shape::{Obstacle, Shape};
@@ -19,14 +19,16 @@ pub struct Refusal {
     pub nodes: u32,
 }
 
-/// Why no node takes a pod.
+/// Why a pod waits, node by node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusals {
     /// All nodes of the cluster.
     pub nodes: u32,
-    /// The reasons, by code. Every node is counted once.
+    /// The nodes that would take the pod: it waits for its group, or for its turn.
+    pub fitting: u32,
+    /// The reasons, by code. Every node that does not fit is counted once.
     pub list: Vec<Refusal>,
-    /// The smallest change of the pod after which it would start now.
+    /// The smallest change of the pod after which it would start now; none where it fits as it is.
     pub nearest: Option<Nearest>,
 }
 
@@ -36,12 +38,12 @@ pub struct Nearest {
     /// The node.
     pub node: Arc<str>,
     /// What would have to change, all of it.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PodChange>,
 }
 
 /// A change of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum PodChange {
     /// Ask for at most this many GPUs.
     Gpus(u32),
     /// Request at most this much CPU, in thousandths of a core.
@@ -58,7 +60,7 @@ pub enum Change {
     Without(Requirement),
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for PodChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gpus(count) => write!(f, "nvidia.com/gpu: {count}"),
@@ -73,18 +75,44 @@ impl fmt::Display for Change {
 }
 
 impl Refusals {
-    /// The codes of all reasons: what it takes to be told again.
+    /// The codes of all reasons.
     pub fn codes(&self) -> Vec<&'static str> {
         let mut codes: Vec<_> = self.list.iter().map(|refusal| refusal.reason.entry().code).collect();
         codes.dedup();
         codes
     }
+
+    /// What must change for a pod to be told again: the codes, and whether all pods of its group exist.
+    pub(crate) fn gist(&self) -> Gist {
+        let is_partial = |refusal: &Refusal| match &refusal.reason {
+            Reason::GangIncomplete { min_members, members, .. } => members < min_members,
+            _ => false,
+        };
+        (self.codes(), self.list.iter().any(is_partial))
+    }
+
+    /// The same for another pod of the same shape, which may ask for the resource that nobody offers in another field.
+    pub(crate) fn for_pod(self: &Arc<Self>, request: &Request) -> Arc<Self> {
+        for (position, refusal) in self.list.iter().enumerate() {
+            if let Reason::ResourceNotOffered { resource, .. } = &refusal.reason {
+                let reason = not_offered(request, resource, request.total.extended_amount(resource));
+                if reason != refusal.reason {
+                    let mut own = Self::clone(self);
+                    own.list[position].reason = reason;
+                    return Arc::new(own);
+                }
+            }
+        }
+        self.clone()
+    }
 }
+
+pub(crate) type Gist = (Vec<&'static str>, bool);
 
 /// As the message of a pod's condition: `0/5 nodes are available: 3 × G1001 …`.
 impl fmt::Display for Refusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "0/{} nodes are available", self.nodes)?;
+        write!(f, "{}/{} nodes are available", self.fitting, self.nodes)?;
         for (position, Refusal { reason, nodes }) in self.list.iter().enumerate() {
             let separator = if position == 0 { ": " } else { "; " };
             if *nodes > 0 {
@@ -94,7 +122,7 @@ impl fmt::Display for Refusals {
             }
         }
         if let Some(Nearest { node, changes }) = &self.nearest {
-            let changes: Vec<_> = changes.iter().map(Change::to_string).collect();
+            let changes: Vec<_> = changes.iter().map(PodChange::to_string).collect();
             write!(f, ". Would start now on {node} with {}", changes.join(" and "))?;
         }
         Ok(())
@@ -123,19 +151,17 @@ pub struct Explanation {
 /// Everything that keeps a pod from one node, in the order in which it is looked at.
 fn obstacles(shape: &Shape, slot: &Slot, node: &Node) -> Vec<Reason> {
     let mut reasons = Vec::new();
-    if let Some(requirement) = shape.constraints.first_unmet(&node.name, &node.labels) {
-        reasons.push(Reason::NodeSelectorMismatch { requirement, offered: Vec::new() });
-    } else if !shape.constraints.matches(&node.name, &node.labels) {
-        // A list of terms without a requirement in any of them matches nothing, as in Kubernetes.
-        let requirement = Requirement { key: "metadata.name".into(), test: Test::DoesNotExist };
-        reasons.push(Reason::NodeSelectorMismatch { requirement, offered: Vec::new() });
+    let unmet = shape.constraints.unmet(&node.name, &node.labels);
+    let mismatch = |requirement| Reason::NodeSelectorMismatch { requirement, offered: Vec::new() };
+    reasons.extend(unmet.requirements.into_iter().map(mismatch));
+    if unmet.has_only_empty_terms {
+        reasons.push(Reason::NodeAffinityEmpty {});
     }
-    match shape.untolerated(node) {
-        Some(Obstacle::Cordoned) => reasons.push(Reason::NodeCordoned {}),
-        Some(Obstacle::NotReady) => reasons.push(Reason::NodeNotReady {}),
-        Some(Obstacle::Taint(taint)) => reasons.push(Reason::UntoleratedTaint { taint }),
-        None => {}
-    }
+    reasons.extend(shape.untolerated(node).map(|obstacle| match obstacle {
+        Obstacle::Cordoned => Reason::NodeCordoned {},
+        Obstacle::NotReady => Reason::NodeNotReady {},
+        Obstacle::Taint(taint) => Reason::UntoleratedTaint { taint: taint.clone() },
+    }));
     let free = slot.free_gpus(node);
     if free.count < shape.gpus {
         let (requested, unhealthy) = (shape.gpus, slot.unhealthy_free());
@@ -181,41 +207,41 @@ fn obstacles(shape: &Shape, slot: &Slot, node: &Node) -> Vec<Reason> {
 }
 
 /// What the pod would have to change to overcome a reason; `None` where it cannot.
-fn change_for(reason: &Reason) -> Option<Change> {
+fn change_for(reason: &Reason) -> Option<PodChange> {
     match reason {
-        Reason::InsufficientGpu { most_free, .. } => (*most_free > 0).then_some(Change::Gpus(*most_free)),
+        Reason::InsufficientGpu { most_free, .. } => (*most_free > 0).then_some(PodChange::Gpus(*most_free)),
         Reason::InsufficientCpu { most_free_milli, .. } => {
-            (*most_free_milli > 0).then_some(Change::CpuMilli(*most_free_milli))
+            (*most_free_milli > 0).then_some(PodChange::CpuMilli(*most_free_milli))
         }
         Reason::InsufficientMemory { most_free_bytes, .. } => {
-            (most_free_bytes >> 20 > 0).then_some(Change::MemoryBytes(*most_free_bytes))
+            (most_free_bytes >> 20 > 0).then_some(PodChange::MemoryBytes(*most_free_bytes))
         }
         Reason::InsufficientEphemeralStorage { most_free_bytes, .. } => {
-            (most_free_bytes >> 20 > 0).then_some(Change::EphemeralBytes(*most_free_bytes))
+            (most_free_bytes >> 20 > 0).then_some(PodChange::EphemeralBytes(*most_free_bytes))
         }
         Reason::InsufficientResource { resource, most_free, .. } => {
-            Some(Change::Resource(resource.clone(), *most_free))
+            Some(PodChange::Resource(resource.clone(), *most_free))
         }
-        Reason::UntoleratedTaint { taint } => Some(Change::Tolerate(taint.clone())),
-        Reason::NodeSelectorMismatch { requirement, .. } => Some(Change::Without(requirement.clone())),
+        Reason::UntoleratedTaint { taint } => Some(PodChange::Tolerate(taint.clone())),
+        Reason::NodeSelectorMismatch { requirement, .. } => Some(PodChange::Without(requirement.clone())),
         _ => None,
     }
 }
 
 /// How much a change takes from the pod, so that the least can be proposed: first the number of changes, then those of
 /// amounts before those of constraints, then the smaller loss.
-fn loss(shape: &Shape, changes: &[Change]) -> (usize, usize, u64) {
+fn loss(shape: &Shape, changes: &[PodChange]) -> (usize, usize, u64) {
     let part = |asked: u64, left: u64| (asked - left.min(asked)).saturating_mul(1000) / asked.max(1);
     let mut constraints = 0;
     let mut lost = 0;
     for change in changes {
         lost += match change {
-            Change::Gpus(left) => part(shape.gpus.into(), (*left).into()),
-            Change::CpuMilli(left) => part(shape.total.cpu_milli, *left),
-            Change::MemoryBytes(left) => part(shape.total.memory_bytes, *left),
-            Change::EphemeralBytes(left) => part(shape.total.ephemeral_bytes, *left),
-            Change::Resource(name, left) => part(shape.total.extended_amount(name), *left),
-            Change::Tolerate(_) | Change::Without(_) => {
+            PodChange::Gpus(left) => part(shape.gpus.into(), (*left).into()),
+            PodChange::CpuMilli(left) => part(shape.total.cpu_milli, *left),
+            PodChange::MemoryBytes(left) => part(shape.total.memory_bytes, *left),
+            PodChange::EphemeralBytes(left) => part(shape.total.ephemeral_bytes, *left),
+            PodChange::Resource(name, left) => part(shape.total.extended_amount(name), *left),
+            PodChange::Tolerate(_) | PodChange::Without(_) => {
                 constraints += 1;
                 0
             }
@@ -224,7 +250,7 @@ fn loss(shape: &Shape, changes: &[Change]) -> (usize, usize, u64) {
     (changes.len(), constraints, lost)
 }
 
-/// Why no node takes a pod of this shape now. `request` tells the fields for messages.
+/// Why pods of this shape wait now. `request` tells the fields for messages.
 pub(crate) fn refusals(shape: &Shape, request: &Request, ledger: &Ledger) -> Refusals {
     let nodes = || {
         ledger.by_name.values().filter_map(|id| {
@@ -234,29 +260,26 @@ pub(crate) fn refusals(shape: &Shape, request: &Request, ledger: &Ledger) -> Ref
     };
     let count = u32::try_from(nodes().count()).unwrap_or(u32::MAX);
     if count == 0 {
-        return Refusals {
-            nodes: 0,
-            list: vec![Refusal { reason: Reason::NoNodes {}, nodes: 0 }],
-            nearest: None,
-        };
+        return everywhere(Reason::NoNodes {}, 0);
+    }
+    if shape.gpus > 0 && nodes().all(|(_, node)| node.allocatable_gpus == 0 && node.gpus.is_empty()) {
+        return everywhere(Reason::GpuNotOffered { requested: shape.gpus }, count);
     }
     let offered = nodes().fold(Resources::default(), |sum, (_, node)| sum.max(&node.allocatable));
     let missing =
         shape.total.extended.iter().find(|(name, asked)| **asked > 0 && offered.extended_amount(name) == 0);
     if let Some((name, asked)) = missing {
-        let origin = request.origins.get(name);
-        let reason = Reason::ResourceNotOffered {
-            resource: name.clone(),
-            field: origin.map_or_else(|| format!("resources.limits[{name}] = {asked}"), |o| o.field.clone()),
-            vocabulary: origin.and_then(|origin| origin.vocabulary),
-        };
-        return Refusals { nodes: count, list: vec![Refusal { reason, nodes: count }], nearest: None };
+        return everywhere(not_offered(request, name, *asked), count);
     }
     let mut merged: BTreeMap<(&'static str, String), (Reason, u32)> = BTreeMap::new();
     let mut nearest: Option<((usize, usize, u64), Nearest)> = None;
+    let mut fitting = 0;
     for (slot, node) in nodes() {
         let reasons = obstacles(shape, slot, node);
-        let Some(first) = reasons.first() else { continue };
+        let Some(first) = reasons.first() else {
+            fitting += 1;
+            continue;
+        };
         let entry = merged.entry((first.entry().code, kind(first))).or_insert_with(|| (first.clone(), 0));
         entry.1 += 1;
         keep_nearest(&mut entry.0, first);
@@ -270,15 +293,33 @@ pub(crate) fn refusals(shape: &Shape, request: &Request, ledger: &Ledger) -> Ref
     let mut list: Vec<_> = merged.into_values().map(|(reason, nodes)| Refusal { reason, nodes }).collect();
     for refusal in &mut list {
         if let Reason::NodeSelectorMismatch { requirement, offered } = &mut refusal.reason {
-            let mut values: Vec<_> =
-                nodes().filter_map(|(_, node)| node.labels.get(&requirement.key)).cloned().collect();
+            let is_name = &*requirement.key == "metadata.name";
+            let value = |node: &Node| {
+                if is_name { Some(node.name.clone()) } else { node.labels.get(&requirement.key).cloned() }
+            };
+            let mut values: Vec<_> = nodes().filter_map(|(_, node)| value(node)).collect();
             values.sort_unstable();
             values.dedup();
             values.truncate(5);
             *offered = values;
         }
     }
-    Refusals { nodes: count, list, nearest: nearest.map(|(_, nearest)| nearest) }
+    let nearest = nearest.filter(|_| fitting == 0).map(|(_, nearest)| nearest);
+    Refusals { nodes: count, fitting, list, nearest }
+}
+
+/// One reason that holds whatever the node is.
+fn everywhere(reason: Reason, nodes: u32) -> Refusals {
+    Refusals { nodes, fitting: 0, list: vec![Refusal { reason, nodes }], nearest: None }
+}
+
+fn not_offered(request: &Request, resource: &Arc<str>, asked: u64) -> Reason {
+    let origin = request.origins.get(resource);
+    Reason::ResourceNotOffered {
+        resource: resource.clone(),
+        field: origin.map_or_else(|| format!("resources.limits[{resource}] = {asked}"), |o| o.field.clone()),
+        vocabulary: origin.and_then(|origin| origin.vocabulary),
+    }
 }
 
 /// What distinguishes two occurrences of one code from another.

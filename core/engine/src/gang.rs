@@ -1,6 +1,6 @@
 //! Groups of pods that are placed together or not at all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use gantry_model::{Assignment, Group, Reason, Request};
@@ -14,20 +14,21 @@ use crate::state::{Decision, Phase, ShapeId, State};
 pub(crate) struct Shortfall {
     /// Members that had a place, or would have had one.
     placed: u32,
-    /// [`State::news`] at that time: without news the outcome is the same.
-    news: u64,
+    /// [`State::chances`] at that time: without another the outcome is the same.
+    chances: u64,
 }
 
 impl State {
     pub(crate) fn join_group(&mut self, id: PodId) {
         if let Some(Group { name, .. }) = self.pod(id).request.group.clone() {
             self.groups.entry(name).or_default().insert(id);
-            self.news += 1;
+            self.chances += 1;
         }
     }
 
     pub(crate) fn leave_group(&mut self, id: PodId) {
         let Some(Group { name, .. }) = self.pod(id).request.group.clone() else { return };
+        self.chances += 1;
         if let Some(members) = self.groups.get_mut(&name) {
             members.remove(&id);
             if members.is_empty() {
@@ -39,8 +40,8 @@ impl State {
 
     /// Lets groups be tried again for which something has changed.
     pub(crate) fn forget_shortfalls(&mut self) {
-        let news = self.news;
-        self.shortfalls.retain(|_, shortfall| shortfall.news == news);
+        let chances = self.chances;
+        self.shortfalls.retain(|_, shortfall| shortfall.chances == chances);
         // Trying a group of which not all that must exist do would be in vain.
         // Only groups with pods that wait are looked at: those that run are many, and have nothing to be told.
         let waiting: BTreeSet<Arc<str>> = self
@@ -58,7 +59,7 @@ impl State {
             .filter(|(_, standing)| standing.members < standing.min_members)
             .collect();
         for (name, standing) in short {
-            self.shortfalls.insert(name, Shortfall { placed: standing.placed, news });
+            self.shortfalls.insert(name, Shortfall { placed: standing.placed, chances });
         }
     }
 
@@ -68,39 +69,29 @@ impl State {
         self.shortfalls.get(group).copied()
     }
 
-    /// Holds the proposals of complete groups and takes back the others. Whether there was nothing to take back.
+    /// Holds what was proposed to pods of a group if the group is complete with it, and takes it back otherwise.
     pub(crate) fn settle(
         &mut self,
+        name: &Arc<str>,
         proposed: Vec<(PodId, Assignment)>,
         decisions: &mut Vec<Decision>,
-    ) -> bool {
-        let mut by_group: BTreeMap<Arc<str>, Vec<(PodId, Assignment)>> = BTreeMap::new();
-        for (pod, assignment) in proposed {
-            if let Some(group) = &self.pod(pod).request.group {
-                by_group.entry(group.name.clone()).or_default().push((pod, assignment));
+    ) {
+        let standing = self.standing(name);
+        if standing.placed >= standing.min_members {
+            for (pod, assignment) in proposed {
+                decisions.push(self.hold(pod, assignment));
             }
+            return;
         }
-        let mut settled = true;
-        for (name, pods) in by_group {
-            let standing = self.standing(&name);
-            if standing.placed >= standing.min_members {
-                for (pod, assignment) in pods {
-                    decisions.push(self.hold(pod, assignment));
-                }
-                continue;
-            }
-            settled = false;
-            let news = self.news;
-            for (pod, _) in pods {
-                self.release(pod);
-                self.pod_mut(pod).phase = Phase::Waiting;
-                self.enqueue(pod);
-            }
-            // What was taken and given back within a decision is no news to anybody.
-            self.news = news;
-            self.shortfalls.insert(name, Shortfall { placed: standing.placed, news });
+        let chances = self.chances;
+        for (pod, _) in proposed {
+            self.release(pod);
+            self.pod_mut(pod).phase = Phase::Waiting;
+            self.enqueue(pod);
         }
-        settled
+        // What was taken and given back within a decision is a chance for nobody.
+        self.chances = chances;
+        self.shortfalls.insert(name.clone(), Shortfall { placed: standing.placed, chances });
     }
 
     /// Puts the group's standing before the reasons of one of its pods.

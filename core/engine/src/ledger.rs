@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gantry_model::{Assignment, Node, Request, Resources};
+use gantry_model::{Assignment, MAX_GPUS, Node, Request, Resources};
 
-use crate::device_set::{DeviceSets, GpuMask, MAX_GPUS};
+use crate::device_set::{DeviceSets, GpuMask};
 
 /// Where a node stands in [`Ledger::slots`]. Slots are used again after a node and all its pods are gone.
 pub(crate) type NodeId = usize;

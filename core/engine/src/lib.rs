@@ -16,8 +16,9 @@
 //! nodes that have changed since: a decision costs a few evaluations, however many nodes there are. A shape that fits nowhere
 //! is not tried again until something has become free or a node has changed.
 //!
-//! Pods of a group are proposed one by one and held all together, once their minimum has a place; otherwise each gives its place
-//! back within the same decision, so that no group holds a part of what it needs.
+//! Pods of a group have their turn together, when the first of them has. They are proposed one by one and held all together if
+//! their minimum has a place; otherwise each gives its place back before anybody else has a turn, so that no group holds a part
+//! of what it needs, and none keeps another from starting without starting itself.
 //!
 //! Which GPUs of a node a pod gets is answered by [`DeviceSets`], which the node agent asks too.
 //!
@@ -32,6 +33,6 @@ mod shape;
 mod state;
 mod tree;
 
-pub use device_set::{DeviceSets, GpuMask, MAX_GPUS};
-pub use explain::{Change, Explanation, Nearest, Refusal, Refusals};
+pub use device_set::{DeviceSets, GpuMask};
+pub use explain::{Explanation, Nearest, PodChange, Refusal, Refusals};
 pub use state::{Decision, Event, Millis, Phase, State};

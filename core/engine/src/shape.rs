@@ -42,24 +42,29 @@ impl Shape {
         self.tolerations.iter().any(|toleration| toleration.tolerates(taint))
     }
 
-    /// The first taint that keeps the pod away. A node that is cordoned or not ready counts as tainted with what
-    /// Kubernetes' node controller puts on it, whether or not it has done so yet.
-    pub(crate) fn untolerated(&self, node: &Node) -> Option<Obstacle> {
-        let implied =
-            |key: &str| Taint { key: key.into(), value: "".into(), effect: TaintEffect::NoSchedule };
-        if node.unschedulable && !self.tolerates(&implied(UNSCHEDULABLE)) {
-            return Some(Obstacle::Cordoned);
-        }
-        if !node.ready && !self.tolerates(&implied(NOT_READY)) {
-            return Some(Obstacle::NotReady);
-        }
+    /// The taints that keep the pod away. A node that is cordoned or not ready counts as tainted with what Kubernetes' node
+    /// controller puts on it, whether or not it has done so yet.
+    pub(crate) fn untolerated<'a>(&self, node: &'a Node) -> impl Iterator<Item = Obstacle<'a>> {
+        let stands = |is_so: bool, key: &str| {
+            let taint = || Taint { key: key.into(), value: "".into(), effect: TaintEffect::NoSchedule };
+            is_so && !self.tolerates(&taint())
+        };
+        let (cordoned, unready) = (stands(node.unschedulable, UNSCHEDULABLE), stands(!node.ready, NOT_READY));
+        // What is said of the node already need not be said again of the taint that says the same.
+        let says_more = move |taint: &&Taint| match &*taint.key {
+            UNSCHEDULABLE => !cordoned,
+            NOT_READY => !unready,
+            _ => true,
+        };
         let hard = node.taints.iter().filter(|taint| taint.effect != TaintEffect::PreferNoSchedule);
-        hard.into_iter().find(|taint| !self.tolerates(taint)).cloned().map(Obstacle::Taint)
+        let taints = hard.filter(|taint| !self.tolerates(taint)).filter(says_more).map(Obstacle::Taint);
+        let cordoned = cordoned.then_some(Obstacle::Cordoned);
+        cordoned.into_iter().chain(unready.then_some(Obstacle::NotReady)).chain(taints)
     }
 
     /// How much the pod wants this node for what the node is, not for what is free on it; `None` where it may not run at all.
     pub(crate) fn preference(&self, node: &Node) -> Option<i32> {
-        if !self.constraints.matches(&node.name, &node.labels) || self.untolerated(node).is_some() {
+        if !self.constraints.matches(&node.name, &node.labels) || self.untolerated(node).next().is_some() {
             return None;
         }
         let soft = node.taints.iter().filter(|taint| taint.effect == TaintEffect::PreferNoSchedule);
@@ -139,11 +144,11 @@ fn connection_class(ring_gb_per_s: Option<u32>) -> i64 {
 }
 
 /// What keeps a pod away from a node whatever is free there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Obstacle {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Obstacle<'a> {
     Cordoned,
     NotReady,
-    Taint(Taint),
+    Taint(&'a Taint),
 }
 
 /// A shape in use, with what has been found out about it.
@@ -160,19 +165,21 @@ pub(crate) struct ShapeState {
     pub(crate) blocked: bool,
     /// When the scores were last asked for, in decisions.
     pub(crate) last_used: u64,
-    /// Why no node fits, as last told.
-    pub(crate) told: Option<Told>,
+    /// Why its pods wait, as last reported.
+    pub(crate) report: Option<Report>,
     /// Whether a pod has joined since.
-    pub(crate) untold: bool,
+    pub(crate) needs_report: bool,
 }
 
-/// What was said about a shape that fits nowhere.
+/// What was said about a shape whose pods wait.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct Report {
     pub(crate) refusals: Arc<crate::Refusals>,
     pub(crate) at: crate::Millis,
     /// Changes of nodes at that time, as in [`ShapeState::seen`].
     pub(crate) seen: u64,
+    /// [`crate::State::chances`] at that time, which also counts the pods that join a group.
+    pub(crate) chances: u64,
 }
 
 /// Scores of one shape on all nodes.

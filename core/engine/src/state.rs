@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gantry_model::{Assignment, GpuId, Health, Node, PodKey, Reason, Request};
 
-use crate::explain::{self, Explanation, Refusals};
+use crate::explain::{self, Explanation, Gist, Refusals};
 use crate::gang::Shortfall;
 use crate::ledger::{Ledger, NodeId, Place, PodId};
 use crate::shape::{Shape, ShapeState};
@@ -59,6 +59,11 @@ pub enum Event {
     },
     /// A pod is deleted or has ended: it holds nothing any more.
     PodGone {
+        /// The pod's UID.
+        uid: Arc<str>,
+    },
+    /// A pod that waits is not to be placed as it is written now. One that has been decided keeps what it holds.
+    PodWithdrawn {
         /// The pod's UID.
         uid: Arc<str>,
     },
@@ -135,11 +140,13 @@ pub(crate) struct Pod {
     pub(crate) not_before: Option<Millis>,
     pub(crate) failures: u32,
     pub(crate) bind_error: Option<String>,
-    pub(crate) told: Vec<&'static str>,
+    /// What its owner was told last of why it waits.
+    pub(crate) told: Option<Gist>,
 }
 
+/// What has become of a node since its slot was looked at last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum NodeChange {
     /// Less is free than before.
     Taken,
     /// More may be free than before.
@@ -165,15 +172,16 @@ pub struct State {
     /// Groups that could not be placed, until something changes that could help them.
     pub(crate) shortfalls: BTreeMap<Arc<str>, Shortfall>,
     /// Changes so far that can help a pod that waits: something freed, a node changed, a member joined.
-    pub(crate) news: u64,
+    pub(crate) chances: u64,
     /// Pods whose next attempt is later.
     pub(crate) deferred: BTreeSet<(Millis, PodId)>,
     /// Changes of nodes; the first of them is number `log_start`.
-    pub(crate) log: Vec<(NodeId, Change)>,
+    pub(crate) log: Vec<(NodeId, NodeChange)>,
     pub(crate) log_start: u64,
     pub(crate) arrivals: u64,
     pub(crate) decisions: u64,
-    pub(crate) retell: Option<Millis>,
+    /// When reasons that may be out of date are worked out again.
+    pub(crate) next_report: Option<Millis>,
 }
 
 /// Shapes without waiting pods that are remembered.
@@ -215,13 +223,10 @@ impl State {
             Event::PodPending(request) => self.pod_pending(request),
             Event::PodBound { request, assignment } => self.pod_bound(request, assignment),
             Event::DevicesReported { uid, assignment } => self.devices_reported(&uid, assignment),
-            Event::PodGone { uid } => {
-                if let Some(id) = self.by_uid.remove(&uid) {
-                    self.unqueue(id);
-                    self.release(id);
-                    self.leave_group(id);
-                    self.pods[id] = None;
-                    self.vacant.push(id);
+            Event::PodGone { uid } => self.forget_pod(&uid),
+            Event::PodWithdrawn { uid } => {
+                if matches!(self.phase(&uid), Some(Phase::Gated | Phase::Waiting)) {
+                    self.forget_pod(&uid);
                 }
             }
             Event::BindStarted { uid } => self.advance(&uid, &[Phase::Held], Phase::Binding),
@@ -233,7 +238,7 @@ impl State {
     /// When [`State::decide`] will have something to say although nothing happens before.
     pub fn next_wakeup(&self) -> Option<Millis> {
         let retry = self.deferred.first().map(|(due, _)| *due);
-        retry.into_iter().chain(self.retell).min()
+        retry.into_iter().chain(self.next_report).min()
     }
 
     /// How far a pod has come; `None` for a pod that is not known (any more).
@@ -324,8 +329,8 @@ impl State {
             .map(|pod| (*pod, self.pod(*pod).place.as_ref().and_then(|place| place.assignment.clone())))
             .collect();
         self.ledger.set_node(node, id, &places);
-        self.news += 1;
-        self.log.push((id, Change::Node));
+        self.chances += 1;
+        self.log.push((id, NodeChange::Node));
     }
 
     fn add_pod(&mut self, request: Request, phase: Phase) -> PodId {
@@ -340,7 +345,7 @@ impl State {
             not_before: None,
             failures: 0,
             bind_error: None,
-            told: Vec::new(),
+            told: None,
         };
         self.arrivals += 1;
         let id = self.vacant.pop().unwrap_or_else(|| {
@@ -351,6 +356,15 @@ impl State {
         self.by_uid.insert(uid, id);
         self.join_group(id);
         id
+    }
+
+    fn forget_pod(&mut self, uid: &Arc<str>) {
+        let Some(id) = self.by_uid.remove(uid) else { return };
+        self.unqueue(id);
+        self.release(id);
+        self.leave_group(id);
+        self.pods[id] = None;
+        self.vacant.push(id);
     }
 
     fn pod_pending(&mut self, request: Request) {
@@ -364,12 +378,10 @@ impl State {
                     return;
                 }
                 self.unqueue(id);
-                self.leave_group(id);
+                self.set_request(id, request);
                 let pod = self.pod_mut(id);
-                pod.request = Arc::new(request);
                 pod.phase = phase;
                 pod.not_before = None;
-                self.join_group(id);
                 id
             }
         };
@@ -381,34 +393,30 @@ impl State {
     fn pod_bound(&mut self, request: Request, assignment: Option<Assignment>) {
         let Some(name) = request.node_name.clone() else { return self.pod_pending(request) };
         let assignment = usable(&request, &name, assignment);
-        let node = self.ledger.slot_id(&name);
-        let id = match self.by_uid.get(&request.pod.uid).copied() {
-            None => self.add_pod(request, Phase::Bound),
-            Some(id) => {
-                let pod = self.pod(id);
-                let known = pod.place.as_ref().filter(|place| place.node == node);
-                // What the node has reported, and what was decided before, is not forgotten for want of an annotation.
-                let keep = pod.devices_reported || assignment.is_none();
-                let assignment =
-                    known.filter(|_| keep).map_or(assignment.clone(), |place| place.assignment.clone());
-                if known.is_some_and(|place| place.assignment == assignment)
-                    && pod.request.total == request.total
-                    && pod.request.gpus == request.gpus
-                {
-                    let pod = self.pod_mut(id);
-                    pod.phase = Phase::Bound;
-                    pod.request = Arc::new(request);
-                    return;
-                }
-                self.unqueue(id);
-                self.release(id);
-                let pod = self.pod_mut(id);
-                pod.request = Arc::new(request);
-                pod.phase = Phase::Bound;
-                return self.occupy(id, Place { node, assignment });
-            }
+        let Some(id) = self.by_uid.get(&request.pod.uid).copied() else {
+            let id = self.add_pod(request, Phase::Bound);
+            return self.occupy(id, &name, assignment);
         };
-        self.occupy(id, Place { node, assignment });
+        let pod = self.pod(id);
+        let known = pod.place.as_ref().filter(|place| self.ledger.slots[place.node].name == name);
+        let kept = known.and_then(|known| usable(&request, &name, known.assignment.clone()));
+        let reported = kept.is_some() && pod.devices_reported;
+        // What the node has reported, and what was decided before, is not forgotten for want of an annotation.
+        let assignment = if reported || assignment.is_none() { kept } else { assignment };
+        let stays = known.is_some_and(|known| known.assignment == assignment)
+            && pod.request.total == request.total
+            && pod.request.gpus == request.gpus;
+        if stays {
+            self.set_request(id, request);
+        } else {
+            self.unqueue(id);
+            self.release(id);
+            self.set_request(id, request);
+            self.occupy(id, &name, assignment);
+        }
+        let pod = self.pod_mut(id);
+        pod.phase = Phase::Bound;
+        pod.devices_reported = reported;
     }
 
     fn devices_reported(&mut self, uid: &Arc<str>, assignment: Assignment) {
@@ -418,13 +426,24 @@ impl State {
         else {
             return;
         };
-        let (node, name) = (place.node, self.ledger.slots[place.node].name.clone());
+        let name = self.ledger.slots[place.node].name.clone();
         let Some(assignment) = usable(&pod.request, &name, Some(assignment)) else { return };
-        let changed = place.assignment.as_ref() != Some(&assignment);
-        self.pod_mut(id).devices_reported = true;
-        if changed {
+        if place.assignment.as_ref() != Some(&assignment) {
             self.release(id);
-            self.occupy(id, Place { node, assignment: Some(assignment) });
+            self.occupy(id, &name, Some(assignment));
+        }
+        self.pod_mut(id).devices_reported = true;
+    }
+
+    /// Replaces what a pod asks for. Its place and its turn are reckoned by that: it has neither, or they stay as they are.
+    fn set_request(&mut self, id: PodId, request: Request) {
+        let regroups = self.pod(id).request.group != request.group;
+        if regroups {
+            self.leave_group(id);
+        }
+        self.pod_mut(id).request = Arc::new(request);
+        if regroups {
+            self.join_group(id);
         }
     }
 
@@ -461,7 +480,7 @@ impl State {
         let key = queue_key(id, pod);
         let state = self.shape_mut(shape);
         state.waiting.insert(key);
-        state.untold = true;
+        state.needs_report = true;
         self.active.insert(shape);
     }
 
@@ -483,11 +502,15 @@ impl State {
         }
     }
 
-    pub(crate) fn occupy(&mut self, id: PodId, place: Place) {
+    /// Lets a pod that holds nothing hold this. The node is named rather than given by its slot: a slot is used again once
+    /// nothing holds it, so that none that was looked up before a release may be used after it.
+    pub(crate) fn occupy(&mut self, id: PodId, node: &Arc<str>, assignment: Option<Assignment>) {
+        let place = Place { node: self.ledger.slot_id(node), assignment };
         let request = self.pod(id).request.clone();
         self.ledger.occupy(id, &request, &place);
-        self.log.push((place.node, Change::Taken));
-        self.pod_mut(id).place = Some(place);
+        self.log.push((place.node, NodeChange::Taken));
+        let before = self.pod_mut(id).place.replace(place);
+        debug_assert!(before.is_none(), "a pod holds one place at a time");
     }
 
     /// Gives back what a pod holds.
@@ -497,8 +520,8 @@ impl State {
         let Some(place) = pod.place.take() else { return };
         let request = pod.request.clone();
         self.ledger.vacate(id, &request, &place);
-        self.news += 1;
-        self.log.push((place.node, Change::Freed));
+        self.chances += 1;
+        self.log.push((place.node, NodeChange::Freed));
     }
 
     fn intern(&mut self, request: &Request) -> ShapeId {
@@ -517,8 +540,8 @@ impl State {
             seen: 0,
             blocked: false,
             last_used: 0,
-            told: None,
-            untold: false,
+            report: None,
+            needs_report: false,
         };
         let id = self.vacant_shapes.pop().unwrap_or_else(|| {
             self.shapes.push(None);

@@ -2,12 +2,15 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
-use gantry_engine::{Event, Millis, Phase};
+use gantry_engine::{Decision, Event, Millis, Phase, PodChange};
 use gantry_model::{
-    ContainerKind, Fault, FaultKind, Health, Link, LinkKind, NodeSelectorTerm, Requirement, Taint,
-    TaintEffect, Test, Toleration, Topology,
+    ContainerKind, Fault, FaultKind, Group, Health, Link, LinkKind, NodeSelectorTerm, Request, Requirement,
+    ResourceOrigin, Taint, TaintEffect, Test, Toleration, Topology,
 };
+use proptest::prelude::*;
 
 #[test]
 fn a_pod_gets_as_many_devices_as_it_asks_for() {
@@ -70,14 +73,7 @@ fn priority_goes_first_then_age() {
     let mut urgent = pod("urgent", 1);
     urgent.priority = 100;
     urgent.created_s = 99;
-    submit(
-        &mut state,
-        [
-            gantry_model::Request { created_s: 2, ..young },
-            gantry_model::Request { created_s: 1, ..old },
-            urgent,
-        ],
-    );
+    submit(&mut state, [Request { created_s: 2, ..young }, Request { created_s: 1, ..old }, urgent]);
     assert_eq!(bindings(&mut state).into_keys().collect::<Vec<_>>(), ["urgent"]);
     state.apply(Event::PodGone { uid: uid("urgent") });
     assert_eq!(bindings(&mut state).into_keys().collect::<Vec<_>>(), ["old"]);
@@ -114,7 +110,7 @@ fn counted_nodes_take_pods_without_choosing_devices() {
 #[test]
 fn devices_of_unknown_use_are_not_given_away_until_they_are_reported() {
     let mut state = cluster([node("a", 4)]);
-    let foreign = gantry_model::Request { node_name: Some("a".into()), ..pod("foreign", 1) };
+    let foreign = Request { node_name: Some("a".into()), ..pod("foreign", 1) };
     state.apply(Event::PodBound { request: foreign, assignment: None });
     submit(&mut state, [pod("p", 1)]);
     let told = complaints(&mut state, NOW);
@@ -247,7 +243,7 @@ fn a_failed_binding_is_released_and_tried_again_later() {
 #[test]
 fn gated_pods_wait_for_their_gates() {
     let mut state = cluster([node("a", 1)]);
-    let gated = gantry_model::Request { gates: vec!["quota".into()], ..pod("p", 1) };
+    let gated = Request { gates: vec!["quota".into()], ..pod("p", 1) };
     submit(&mut state, [gated]);
     assert_eq!((state.decide(NOW).len(), state.phase(&uid("p"))), (0, Some(Phase::Gated)));
     submit(&mut state, [pod("p", 1)]);
@@ -274,4 +270,142 @@ fn an_empty_cluster_says_so() {
     );
     state.apply(Event::NodeUpserted(node("a", 1)));
     assert_eq!(bindings(&mut state).len(), 1);
+}
+
+#[test]
+fn a_pod_that_asks_for_gpus_where_nobody_offers_any_is_told_where_to_look() {
+    let mut state = cluster([node("a", 0), node("b", 0)]);
+    submit(&mut state, [pod("p", 2)]);
+    assert_eq!(
+        complaints(&mut state, NOW)[0].1,
+        "0/2 nodes are available: 2 × G1019 gpu-not-offered: asks for 2 GPUs, and no node offers nvidia.com/gpu: no \
+         node agent or device plugin has registered any; see `kubectl get pods -n kube-system | grep nvidia`"
+    );
+    let mut faulty = node("c", 2);
+    faulty.allocatable_gpus = 0;
+    for gpu in &mut faulty.gpus {
+        gpu.health = Health::Unhealthy(Fault { kind: FaultKind::Lost, message: "lost".into() });
+    }
+    state.apply(Event::NodeUpserted(faulty));
+    let told = complaints(&mut state, Millis(10_000));
+    assert!(told[0].1.contains("G1012 gpu-unhealthy"), "{told:?}");
+}
+
+#[test]
+fn nodes_that_fit_are_counted_as_available() {
+    let mut state = cluster([node("a", 4), node("b", 4), node("c", 0)]);
+    let group = Some(Group { name: "d/g".into(), min_members: 9 });
+    submit(&mut state, (0..9).map(|i| Request { group: group.clone(), ..pod(&format!("g-{i}"), 1) }));
+    let told = complaints(&mut state, NOW);
+    let expected = "2/3 nodes are available: G1018 gang-incomplete: group d/g needs 9 pods together, and 8 fit now; \
+                    1 × G1001 insufficient-gpu: ";
+    assert!(told.len() == 9 && told.iter().all(|(_, text)| text.starts_with(expected)), "{told:?}");
+    assert!(!told[0].1.contains("Would start now"), "{told:?}");
+}
+
+#[test]
+fn every_pod_is_told_its_own_field() {
+    let mut state = cluster([node("a", 1)]);
+    let request = |name: &str, field: &str| {
+        let mut request = pod(name, 0);
+        request.total.extended.insert("example.com/fpga".into(), 1);
+        let origin = ResourceOrigin { field: field.into(), vocabulary: None };
+        request.origins.insert("example.com/fpga".into(), origin);
+        request
+    };
+    submit(&mut state, [request("p", "containers[0]"), request("q", "containers[1]")]);
+    let told = complaints(&mut state, NOW);
+    for (position, field) in ["containers[0]: ", "containers[1]: "].iter().enumerate() {
+        assert!(told[position].1.contains(field), "{told:?}");
+    }
+}
+
+#[test]
+fn an_affinity_without_requirements_is_called_empty() {
+    let mut state = cluster([node("a", 1)]);
+    let mut request = pod("p", 1);
+    request.constraints.required = Some(vec![NodeSelectorTerm::default()]);
+    submit(&mut state, [request]);
+    assert_eq!(
+        complaints(&mut state, NOW)[0].1,
+        "0/1 nodes are available: 1 × G1020 node-affinity-empty: requires a node selector term without any \
+         requirement, and such a term matches no node"
+    );
+}
+
+/// The pod as its author would change it when told what keeps it from starting.
+fn changed(mut request: Request, changes: &[PodChange]) -> Request {
+    for change in changes {
+        match change {
+            PodChange::Gpus(count) => {
+                request.containers[0].gpus = *count;
+                request.gpus = *count;
+            }
+            PodChange::CpuMilli(milli) => request.total.cpu_milli = *milli,
+            PodChange::Tolerate(Taint { key, value, effect }) => request.tolerations.push(Toleration {
+                key: Some(key.clone()),
+                value: Some(value.clone()),
+                effect: Some(*effect),
+            }),
+            PodChange::Without(unwanted) => {
+                let constraints = &mut request.constraints;
+                let asked = |key: &Arc<str>, value: &Arc<str>| Requirement {
+                    key: key.clone(),
+                    test: Test::In([value.clone()].into()),
+                };
+                constraints.node_selector.retain(|key, value| asked(key, value) != *unwanted);
+                let mut terms = constraints.required.take().unwrap_or_default();
+                terms.iter_mut().for_each(|term| term.labels.retain(|known| known != unwanted));
+                terms.retain(|term| !term.labels.is_empty());
+                constraints.required = (!terms.is_empty()).then_some(terms);
+            }
+            other => panic!("{other} is not asked for here"),
+        }
+    }
+    request
+}
+
+proptest! {
+    #[test]
+    fn a_pod_that_is_changed_as_it_was_told_starts(
+        nodes in prop::collection::vec((0_u32..5, 0_usize..4, 0_usize..4, 1_u64..4), 1..4),
+        gpus in 0_u32..6,
+        cores in 1_u64..5,
+        selector in prop::collection::btree_map(0_usize..3, 0_usize..2, 0..3),
+        terms in prop::collection::vec(prop::collection::vec((0_usize..3, any::<bool>()), 0..4), 0..4),
+    ) {
+        let names: Vec<Arc<str>> = ["x", "y", "z"].map(Into::into).into();
+        let nodes = nodes.iter().enumerate().map(|(index, (gpus, taints, labels, cores))| {
+            let mut node = node(&format!("n{index}"), *gpus);
+            node.allocatable.cpu_milli = cores * 1000;
+            node.labels.extend(names.iter().take(*labels).map(|name| (name.clone(), "1".into())));
+            let taint = |key: &Arc<str>| Taint { key: key.clone(), value: "".into(), effect: TaintEffect::NoSchedule };
+            node.taints = names.iter().take(*taints).map(taint).collect();
+            node
+        });
+        let mut state = cluster(nodes);
+        let mut request = pod("p", gpus);
+        request.total.cpu_milli = cores * 1000;
+        request.constraints.node_selector =
+            selector.iter().map(|(name, value)| (names[*name].clone(), value.to_string().into())).collect();
+        let term = |requirements: &Vec<(usize, bool)>| NodeSelectorTerm {
+            labels: requirements
+                .iter()
+                .map(|(name, exists)| Requirement {
+                    key: names[*name].clone(),
+                    test: if *exists { Test::Exists } else { Test::DoesNotExist },
+                })
+                .collect(),
+            name: vec![],
+        };
+        request.constraints.required = (!terms.is_empty()).then(|| terms.iter().map(term).collect());
+        submit(&mut state, [request.clone()]);
+        for decision in state.decide(NOW) {
+            let Decision::Unschedulable { refusals, .. } = decision else { continue };
+            if let Some(nearest) = &refusals.nearest {
+                submit(&mut state, [changed(request.clone(), &nearest.changes)]);
+                prop_assert_eq!(bindings(&mut state).len(), 1, "{}", refusals);
+            }
+        }
+    }
 }

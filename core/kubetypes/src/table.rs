@@ -176,11 +176,6 @@ pub struct Type {
 }
 
 impl Type {
-    /// The field with this number in protobuf.
-    pub fn by_number(&self, number: u32) -> Option<&Field> {
-        self.fields.iter().find(|field| field.number == Some(number))
-    }
-
     /// Name as Go's errors show it, such as `v1.Container`.
     pub fn go_name(&self) -> &str {
         self.name.split_once('.').map_or(&self.name, |(_, rest)| rest)
@@ -427,8 +422,11 @@ mod tests {
         let deployment = types.kind("apps", "v1", "Deployment").unwrap();
         assert_eq!(deployment.api_version(), "apps/v1");
         let container = types.get("core.v1.Container").unwrap();
-        let ports = container.by_number(6).unwrap();
-        assert_eq!((ports.name, ports.patch.merge, ports.merge_key), ("ports", true, Some("containerPort")));
+        let ports = types.field(container, "ports").unwrap();
+        assert_eq!(
+            (ports.number, ports.name, ports.patch.merge, ports.merge_key),
+            (Some(6), "ports", true, Some("containerPort"))
+        );
         assert_eq!(ports.list_type, ListType::Map(vec!["containerPort", "protocol"]));
         let probe = types.get("core.v1.Probe").unwrap();
         assert_eq!(types.field(probe, "httpGet").unwrap().number, Some(2));

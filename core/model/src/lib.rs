@@ -27,6 +27,6 @@ pub use request::{
 };
 pub use resources::Resources;
 pub use selector::{
-    Labels, NodeConstraints, NodeSelectorTerm, Requirement, Taint, TaintEffect, Test, Toleration,
+    Labels, NodeConstraints, NodeSelectorTerm, Requirement, Taint, TaintEffect, Test, Toleration, Unmet,
 };
-pub use topology::{Link, LinkKind, Topology};
+pub use topology::{Link, LinkKind, MAX_GPUS, Topology};

@@ -202,6 +202,17 @@ coded! {
             /// Pods that have a place, or would have one now.
             placed: u32,
         }
+        "G1019" "gpu-not-offered"
+        "The pod asks for GPUs, and no node of the cluster offers any."
+        "See whether the node agent, or NVIDIA's device plugin in its place, runs on the GPU nodes: `kubectl get pods -n kube-system | grep nvidia`."
+        GpuNotOffered {
+            /// The GPUs that the pod asks for.
+            requested: u32,
+        }
+        "G1020" "node-affinity-empty"
+        "The required node affinity of the pod has no requirement in any term, and such terms match no node."
+        "Write requirements into nodeSelectorTerms, or leave the affinity out."
+        NodeAffinityEmpty {}
         "G2001" "limit-missing"
         "An extended resource is requested without a limit."
         "Write the resource under `limits`; the request defaults to the limit."
@@ -226,7 +237,7 @@ coded! {
         }
         "G2003" "not-an-integer"
         "An extended resource has an amount that is not a whole number."
-        "Write a whole number; for a part of a GPU, choose a node that shares its GPUs."
+        "Write a whole number: in this release a pod gets whole GPUs, and no part of one."
         NotAnInteger {
             /// The field with the amount.
             field: String,
@@ -261,7 +272,7 @@ coded! {
     Advice {
         "G4001" "memory-is-host-memory"
         "`memory` limits the container's host memory, not the memory of its GPU."
-        "A whole GPU comes with all of its memory. To choose a GPU by its memory, select nodes by the label nvidia.com/gpu.memory (MiB); for a part of a GPU, nvidia.com/gpumem (MiB) is the field."
+        "A whole GPU comes with all of its memory. To choose a GPU by its memory, select nodes by the label nvidia.com/gpu.memory (MiB). In this release no field asks for a part of a GPU's memory."
         MemoryIsHostMemory {
             /// The field with the limit.
             field: String,
@@ -272,7 +283,7 @@ coded! {
         }
         "G4002" "device-plugin-replaced"
         "The pod runs NVIDIA's device plugin, and Gantry's node agent already serves nvidia.com/gpu."
-        "Remove the DaemonSet, or keep it and turn Gantry's device plugin off: two plugins must not serve one resource."
+        "Remove the DaemonSet: two plugins must not serve one resource."
         DevicePluginReplaced {
             /// The container.
             container: Arc<str>,
@@ -356,13 +367,19 @@ impl Reason {
                 let hint = match vocabulary {
                     None => "check the name, or install the device plugin that offers it",
                     Some(SharingVocabulary::Partition) => {
-                        "partitioned GPUs (MIG) are not supported in this release; ask for a whole GPU with nvidia.com/gpu: 1"
+                        "partitioned GPUs (MIG) are not supported in this release, and no pod can ask for a card to be partitioned: \
+                         MIG mode is a switch on the node, set while nothing uses the card"
                     }
-                    Some(_) => {
-                        "shares of a GPU are not supported in this release; ask for a whole GPU with nvidia.com/gpu: 1"
+                    Some(SharingVocabulary::TimeSlices) => {
+                        "time-slicing is not supported in this release; it isolates no memory either: one pod can take all of the \
+                         card's, and the others fail"
                     }
+                    Some(_) => "shares of a GPU are not supported in this release",
                 };
                 let _ = write!(text, "; {hint}");
+                if vocabulary.is_some() {
+                    text.push_str("; ask for a whole GPU with nvidia.com/gpu: 1");
+                }
                 text
             }
             Self::NodeSelectorMismatch { requirement, offered } => {
@@ -394,6 +411,15 @@ impl Reason {
                 } else {
                     format!("group {group} needs {min_members} pods together, and {placed} fit now")
                 }
+            }
+            Self::GpuNotOffered { requested } => format!(
+                "asks for {}, and no node offers nvidia.com/gpu: no node agent or device plugin has registered any; \
+                 see `kubectl get pods -n kube-system | grep nvidia`",
+                gpus(*requested)
+            ),
+            Self::NodeAffinityEmpty {} => {
+                "requires a node selector term without any requirement, and such a term matches no node"
+                    .to_owned()
             }
             Self::LimitMissing { field, resource } => format!(
                 "{field}.limits[{resource}]: required: an extended resource needs a limit, and its request defaults to it"
@@ -485,16 +511,42 @@ mod tests {
 
     #[test]
     fn a_share_is_answered_with_the_field_and_the_fix() {
-        let reason = Reason::ResourceNotOffered {
-            resource: "nvidia.com/gpumem".into(),
-            field: "spec.containers[0].resources.limits[nvidia.com/gpumem]".into(),
-            vocabulary: Some(SharingVocabulary::Memory),
+        let message = |resource: &str, vocabulary| {
+            let field = format!("limits[{resource}]");
+            Reason::ResourceNotOffered { resource: resource.into(), field, vocabulary }.message()
         };
         assert_eq!(
-            reason.message(),
-            "spec.containers[0].resources.limits[nvidia.com/gpumem]: no node offers nvidia.com/gpumem; \
-             shares of a GPU are not supported in this release; ask for a whole GPU with nvidia.com/gpu: 1"
+            message("nvidia.com/gpumem", Some(SharingVocabulary::Memory)),
+            "limits[nvidia.com/gpumem]: no node offers nvidia.com/gpumem; shares of a GPU are not supported in this \
+             release; ask for a whole GPU with nvidia.com/gpu: 1"
         );
+        assert_eq!(
+            message("nvidia.com/mig-1g.5gb", Some(SharingVocabulary::Partition)),
+            "limits[nvidia.com/mig-1g.5gb]: no node offers nvidia.com/mig-1g.5gb; partitioned GPUs (MIG) are not \
+             supported in this release, and no pod can ask for a card to be partitioned: MIG mode is a switch on the \
+             node, set while nothing uses the card; ask for a whole GPU with nvidia.com/gpu: 1"
+        );
+        assert_eq!(
+            message("nvidia.com/gpu.shared", Some(SharingVocabulary::TimeSlices)),
+            "limits[nvidia.com/gpu.shared]: no node offers nvidia.com/gpu.shared; time-slicing is not supported in \
+             this release; it isolates no memory either: one pod can take all of the card's, and the others fail; ask \
+             for a whole GPU with nvidia.com/gpu: 1"
+        );
+        assert_eq!(
+            message("example.com/fpga", None),
+            "limits[example.com/fpga]: no node offers example.com/fpga; check the name, or install the device plugin \
+             that offers it"
+        );
+    }
+
+    /// What a text tells to do must be possible: nothing but whole GPUs can be asked for.
+    #[test]
+    fn no_advice_names_what_this_release_refuses() {
+        for entry in catalogue() {
+            for refused in ["gpumem", "shares its GPUs", "plugin off", "mig-"] {
+                assert!(!entry.action.contains(refused), "{}: {}", entry.code, entry.action);
+            }
+        }
     }
 
     #[test]

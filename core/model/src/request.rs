@@ -54,8 +54,10 @@ pub enum SharingVocabulary {
     MemoryPercent,
     /// A share of compute: `nvidia.com/gpucores`, `nvidia.com/gpu-core`, `volcano.sh/vgpu-cores`.
     Compute,
-    /// A number of shares: `volcano.sh/vgpu-number`, `nvidia.com/gpu.shared`.
+    /// A number of shares: `volcano.sh/vgpu-number`.
     Shares,
+    /// A number of turns on a GPU that its users have one after the other: `nvidia.com/gpu.shared`.
+    TimeSlices,
     /// A MIG profile: `nvidia.com/mig-1g.5gb`.
     Partition,
 }

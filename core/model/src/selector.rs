@@ -94,14 +94,28 @@ pub struct NodeSelectorTerm {
 impl NodeSelectorTerm {
     /// Whether the node of this name with these labels fulfils every requirement.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
-        !(self.labels.is_empty() && self.name.is_empty()) && self.first_unmet(name, labels).is_none()
+        !self.is_empty() && self.unmet(name, labels).next().is_none()
     }
 
-    /// The first requirement that the node does not fulfil.
-    pub fn first_unmet(&self, name: &str, labels: &Labels) -> Option<&Requirement> {
-        let unmet_label = self.labels.iter().find(|r| !r.accepts(labels.get(&r.key).map(|value| &**value)));
-        unmet_label.or_else(|| self.name.iter().find(|r| !r.accepts(Some(name))))
+    fn is_empty(&self) -> bool {
+        self.labels.is_empty() && self.name.is_empty()
     }
+
+    /// The requirements that the node does not fulfil.
+    fn unmet(&self, name: &str, labels: &Labels) -> impl Iterator<Item = &Requirement> {
+        let unmet_labels =
+            self.labels.iter().filter(|r| !r.accepts(labels.get(&r.key).map(|value| &**value)));
+        unmet_labels.chain(self.name.iter().filter(move |r| !r.accepts(Some(name))))
+    }
+}
+
+/// What of a pod's constraints a node does not fulfil. Without all of it, the node would do.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unmet {
+    /// What is required and not there, each once.
+    pub requirements: Vec<Requirement>,
+    /// Whether the required affinity has no requirement in any term, and therefore matches no node at all.
+    pub has_only_empty_terms: bool,
 }
 
 /// Where a pod wants to run.
@@ -128,15 +142,35 @@ impl NodeConstraints {
         matching.map(|(weight, _)| u32::from(*weight)).sum()
     }
 
-    /// What the node lacks, in words: the selector label or the first requirement of the nearest term.
-    pub fn first_unmet(&self, name: &str, labels: &Labels) -> Option<Requirement> {
-        let selector = self.node_selector.iter().find(|(key, value)| !has(labels, key, value));
-        if let Some((key, value)) = selector {
-            return Some(Requirement { key: key.clone(), test: Test::In(BTreeSet::from([value.clone()])) });
+    /// Everything that the node lacks: labels of the selector, and requirements of the affinity's nearest term.
+    pub fn unmet(&self, name: &str, labels: &Labels) -> Unmet {
+        let selector = self.node_selector.iter().filter(|(key, value)| !has(labels, key, value));
+        let required = |(key, value): (&Arc<str>, &Arc<str>)| Requirement {
+            key: key.clone(),
+            test: Test::In(BTreeSet::from([value.clone()])),
+        };
+        let mut unmet = Unmet { requirements: selector.map(required).collect(), has_only_empty_terms: false };
+        let terms = self.required.as_ref().filter(|terms| !terms.iter().any(|t| t.matches(name, labels)));
+        for requirement in terms.into_iter().flat_map(|terms| nearest_term(terms, name, labels)) {
+            if !unmet.requirements.contains(requirement) {
+                unmet.requirements.push(requirement.clone());
+            }
         }
-        let terms = self.required.as_ref().filter(|terms| !terms.iter().any(|t| t.matches(name, labels)))?;
-        terms.iter().find_map(|term| term.first_unmet(name, labels)).cloned()
+        unmet.has_only_empty_terms = terms.is_some_and(|terms| terms.iter().all(NodeSelectorTerm::is_empty));
+        unmet
     }
+}
+
+/// The fewest requirements without which one of the terms would match: a term that has lost all of its requirements matches
+/// nothing, so that the others must go with it.
+fn nearest_term<'a>(terms: &'a [NodeSelectorTerm], name: &str, labels: &Labels) -> Vec<&'a Requirement> {
+    let unmet = |term: &'a NodeSelectorTerm| term.unmet(name, labels).collect::<Vec<_>>();
+    let keeps_some = terms
+        .iter()
+        .map(|term| (unmet(term), term.labels.len() + term.name.len()))
+        .filter(|(unmet, all)| unmet.len() < *all);
+    let nearest = keeps_some.map(|(unmet, _)| unmet).min_by_key(Vec::len);
+    nearest.unwrap_or_else(|| terms.iter().flat_map(unmet).collect())
 }
 
 fn has(labels: &Labels, key: &str, wanted: &str) -> bool {
@@ -234,7 +268,7 @@ mod tests {
             ..NodeConstraints::default()
         };
         let node = labels(&[("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB")]);
-        assert!(constraints.matches("n", &node) && constraints.first_unmet("n", &node).is_none());
+        assert!(constraints.matches("n", &node) && constraints.unmet("n", &node) == Unmet::default());
         let other = Requirement { key: "a".into(), test: Test::In(values(&["x"])) };
         assert!(!other.accepts(Some("NVIDIA-x")), "other labels are compared exactly");
     }
@@ -278,9 +312,41 @@ mod tests {
             node_selector: labels(&[("gpu-topology", "nvlink4")]),
             ..NodeConstraints::default()
         };
-        let unmet = constraints.first_unmet("n", &labels(&[])).map(|r| r.to_string());
-        assert_eq!(unmet.as_deref(), Some("gpu-topology=nvlink4"));
-        assert_eq!(constraints.first_unmet("n", &labels(&[("gpu-topology", "nvlink4")])), None);
+        let unmet = |constraints: &NodeConstraints, pairs| {
+            let unmet = constraints.unmet("n", &labels(pairs));
+            (
+                unmet.requirements.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                unmet.has_only_empty_terms,
+            )
+        };
+        assert_eq!(unmet(&constraints, &[]), (vec!["gpu-topology=nvlink4".to_owned()], false));
+        assert_eq!(unmet(&constraints, &[("gpu-topology", "nvlink4")]), (vec![], false));
+        let exists = |key: &str| Requirement { key: key.into(), test: Test::Exists };
+        let term = |keys: &[&str]| NodeSelectorTerm {
+            labels: keys.iter().map(|key| exists(key)).collect(),
+            name: vec![],
+        };
+        let with = |terms: &[&[&str]]| NodeConstraints {
+            node_selector: labels(&[("s", "1"), ("t", "2")]),
+            required: Some(terms.iter().map(|keys| term(keys)).collect()),
+            preferred: Vec::new(),
+        };
+        for (terms, expected, is_empty) in [
+            // All labels of the selector, and all of the term that comes nearest.
+            (&[&["a", "b", "z"][..], &["c", "z"]][..], &["s=1", "t=2", "c"][..], false),
+            // A term of which nothing is left matches nothing: the others must go as well.
+            (&[&["a"], &["b", "c"]], &["s=1", "t=2", "a", "b", "c"], false),
+            (&[&["a"]], &["s=1", "t=2", "a"], false),
+            (&[&[]], &["s=1", "t=2"], true),
+            (&[&["z"]], &["s=1", "t=2"], false),
+        ] {
+            let (names, has_only_empty_terms) = unmet(&with(terms), &[("z", "")]);
+            assert_eq!(
+                (names.as_slice(), has_only_empty_terms),
+                (&expected.iter().map(|e| (*e).to_owned()).collect::<Vec<_>>()[..], is_empty),
+                "{terms:?}"
+            );
+        }
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! How the GPUs of one node are connected.
 
+/// The most GPUs that one node can have: what a set of them in 64 bits holds.
+pub const MAX_GPUS: usize = 64;
+
 /// The nearest thing that two GPUs share, from farthest to nearest.
 /// The names in `nvidia-smi topo -m` are SYS, NODE, PHB, PXB, PIX and NV#.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,6 +28,11 @@ pub struct Link {
     pub gb_per_s: u32,
     /// What carries it.
     pub kind: LinkKind,
+}
+
+impl Link {
+    /// The most that a link can carry, in GB/s: far beyond any machine, and little enough that all links of a node add up in 32 bits.
+    pub const MAX_GB_PER_S: u32 = 100_000;
 }
 
 /// The links among the GPUs of one node, by index. Symmetric; a GPU has no link to itself.

@@ -1,4 +1,4 @@
-//! The quantities of Kubernetes, exact, and the small units around them.
+//! The quantities of Kubernetes, exact, and durations as kubectl prints them.
 //!
 //! A [`Quantity`] is what stands in `resources.limits`, in a node's `allocatable`, in a quota: a decimal number with a suffix.
 //! It is held as a whole number of nano-units, so nothing is ever rounded by a float, together with the family of suffixes
@@ -7,8 +7,7 @@
 //! ```text
 //!   "1.5Gi" ──parse──▶ Quantity { nanos: 1 610 612 736 × 10⁹, format: BinarySi } ──Display──▶ "1536Mi"
 //!                          │ value()  1 610 612 736        (units, rounded away from zero)
-//!                          │ milli_value()                 (thousandths, rounded away from zero)
-//!                          └ Bytes::try_from ─▶ Mib        (device memory is counted in MiB)
+//!                          └ milli_value()                 (thousandths, rounded away from zero)
 //! ```
 //!
 //! Equality and order are those of the value: `1Gi == 1024Mi`, whatever the suffix.
@@ -16,15 +15,13 @@
 //! [`human_duration`] is the text of kubectl's AGE column.
 
 mod duration;
-mod memory;
 mod parse;
 mod quantity;
 
 pub use duration::human_duration;
-pub use memory::{Bytes, Mib, Percent};
 pub use quantity::{Format, Quantity};
 
-/// Why a text or a number is not the unit that was asked for.
+/// Why a text is no quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -42,18 +39,6 @@ pub enum Error {
     /// The number is beyond what Kubernetes can hold (2⁶³ − 1 units either way).
     #[error("quantity {input:?} is out of range: the magnitude must be at most 9223372036854775807")]
     Range {
-        /// The text as it was given.
-        input: String,
-    },
-    /// A count of bytes must be a whole number that is not negative.
-    #[error("quantity {input:?} is not a number of bytes: it must be a whole number, zero or more")]
-    NotBytes {
-        /// The quantity, canonical.
-        input: String,
-    },
-    /// A percentage is a whole number from 0 to 100.
-    #[error("invalid percentage {input:?}: it must be a whole number from 0 to 100")]
-    Percent {
         /// The text as it was given.
         input: String,
     },

@@ -78,12 +78,6 @@ impl Quantity {
         self.format
     }
 
-    /// The same value, printed in another family of suffixes.
-    #[must_use]
-    pub const fn with_format(self, format: Format) -> Self {
-        Self { format, ..self }
-    }
-
     /// Units, a fraction rounded away from zero.
     pub fn value(&self) -> i64 {
         i64::try_from(divide_away_from_zero(self.nanos, NANOS_PER_UNIT))
@@ -119,11 +113,6 @@ impl Quantity {
     /// The difference, or `None` beyond the range. It is printed as `self` is, or as `other` when `self` is zero.
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         Self::from_nanos(self.nanos - other.nanos, self.format_with(other))
-    }
-
-    /// The quantity `count` times, or `None` beyond the range.
-    pub fn checked_mul(self, count: i64) -> Option<Self> {
-        Self::from_nanos(self.nanos.checked_mul(i128::from(count))?, self.format)
     }
 
     const fn format_with(self, other: Self) -> Format {
@@ -317,9 +306,6 @@ mod tests {
         let max = Quantity::from_units(i64::MAX, Format::DecimalSi);
         assert_eq!(max.checked_add(quantity("1n")), None);
         assert_eq!(quantity("-9223372036854775807").checked_sub(quantity("1")), None);
-        assert_eq!(max.checked_mul(2), None);
-        assert_eq!(max.checked_mul(i64::MIN), None);
-        assert_eq!(quantity("1Gi").checked_mul(8), Some(quantity("8Gi")));
         assert_eq!(Quantity::ZERO.checked_add(quantity("2Gi")).unwrap().to_string(), "2Gi");
         assert_eq!(quantity("1k").checked_add(quantity("1Ki")).unwrap().to_string(), "2024");
     }

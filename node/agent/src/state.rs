@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus, IdentityMode, decode_assignment};
-use gantry_engine::{DeviceSets, GpuMask, MAX_GPUS};
+use gantry_engine::{DeviceSets, GpuMask};
 use gantry_gpu::Inventory;
-use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Link, LinkKind, PodKey, Topology};
+use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Link, LinkKind, MAX_GPUS, PodKey, Topology};
 use gantry_proto::deviceplugin::{Device, HEALTHY, NumaNode, TopologyInfo, UNHEALTHY};
 
 use crate::{ContainerIdentity, Error};

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, decode_assignment};
-use gantry_dialect::{advice, parse, parse_node};
-use gantry_engine::{Event, Explanation, Millis, Phase, State};
+use gantry_dialect::{advice, parse};
+use gantry_engine::{Explanation, Millis, Phase, State};
 use gantry_model::{Entry, Reason};
+use gantry_scheduler::{SCHEDULER_NAMES, engine_events};
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::DynamicObject;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::snapshot::{is_active, phase};
+use crate::snapshot::phase;
 use crate::{Error, Snapshot};
 
 /// Where a pod stands and why.
@@ -93,7 +95,11 @@ impl Snapshot {
             why.reasons.push(reason_view(&reason, 0));
             return Ok(why);
         }
-        let mut state = self.state();
+        if pod.metadata.deletion_timestamp.is_some() {
+            "is being deleted, and will not be placed any more".clone_into(&mut why.verdict);
+            return Ok(why);
+        }
+        let mut state = self.state(value["spec"]["schedulerName"].as_str());
         // Deciding is what tells whether it fits beside those that go first; nothing is written anywhere.
         state.decide(Millis(0));
         let explanation = pod.metadata.uid.as_deref().and_then(|uid| state.explain(uid));
@@ -104,35 +110,26 @@ impl Snapshot {
         Ok(why)
     }
 
-    /// The engine's state as the listed objects give it. What cannot be read is left out: it holds nothing.
-    fn state(&self) -> State {
+    /// The state in which a scheduler's engine would be that starts now. Which names the cluster's schedulers serve is not
+    /// written anywhere: the usual ones count, and that of the pod in question.
+    fn state(&self, scheduler_name: Option<&str>) -> State {
+        let names = SCHEDULER_NAMES.into_iter().chain([VOLCANO]).chain(scheduler_name).map(str::to_owned);
         let mut state = State::new();
-        let reports: BTreeMap<&str, _> = self
-            .gpu_nodes
-            .iter()
-            .filter_map(|node| Some((node.metadata.name.as_deref()?, node.status.as_ref()?)))
-            .collect();
-        for node in &self.nodes {
-            let Ok(mut parsed) = parse_node(&to_value(node)) else { continue };
-            if let Some(Ok((gpus, topology))) =
-                reports.get(&*parsed.name).map(|status| status.to_model(&parsed.name))
-            {
-                (parsed.gpus, parsed.topology) = (gpus, topology);
-            }
-            state.apply(Event::NodeUpserted(parsed));
-        }
-        for pod in self.pods.iter().filter(|pod| is_active(pod)) {
-            let Ok(request) = parse(&to_value(pod)) else { continue };
-            let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION));
-            let assignment = annotation.and_then(|text| decode_assignment(text).ok());
-            state.apply(if request.node_name.is_some() {
-                Event::PodBound { request, assignment }
-            } else {
-                Event::PodPending(request)
-            });
+        let (nodes, pods) = (objects(&self.nodes), objects(&self.pods));
+        for event in engine_events(names.collect(), nodes, self.gpu_nodes.clone(), pods) {
+            state.apply(event);
         }
         state
     }
+}
+
+/// The pods of a Volcano Job carry this name, and a lab cluster serves it.
+const VOLCANO: &str = "volcano";
+
+fn objects(typed: &[impl Serialize]) -> Vec<DynamicObject> {
+    let object = |object| serde_json::from_value(to_value(object));
+    let is_one = "invariant: Kubernetes objects have metadata and are JSON objects";
+    typed.iter().map(|typed| object(typed).expect(is_one)).collect()
 }
 
 /// Fills in a pod that has its node.
@@ -207,6 +204,7 @@ fn to_value(object: &impl Serialize) -> Value {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use gantry_api::GpuNode;
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
 
@@ -245,6 +243,52 @@ mod tests {
         let why = snapshot(&[pod("small", 1)]).why("d", "small").unwrap();
         assert_eq!(why.verdict, "fits on n now, and its scheduler has not bound it yet");
         assert!(why.reasons.is_empty());
+    }
+
+    #[test]
+    fn only_pods_that_the_scheduler_would_place_are_in_the_way() {
+        let competitor = |change: &dyn Fn(&mut Value)| {
+            let mut other = pod("a", 4);
+            other["spec"]["priority"] = 1.into();
+            change(&mut other);
+            snapshot(&[other, pod("b", 1)]).why("d", "b").unwrap()
+        };
+        assert_eq!(competitor(&|_| {}).verdict, "waits: no node takes it now");
+        let fits = "fits on n now, and its scheduler has not bound it yet";
+        assert_eq!(competitor(&|pod| pod["spec"]["schedulerName"] = "other".into()).verdict, fits);
+        let deletion = |pod: &mut Value| pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(competitor(&deletion).verdict, fits);
+        let mut leaving = pod("b", 1);
+        deletion(&mut leaving);
+        let verdict = snapshot(&[leaving]).why("d", "b").unwrap().verdict;
+        assert_eq!(verdict, "is being deleted, and will not be placed any more");
+        // A bound pod holds what it has, whatever it says about where it may run.
+        let bound = |pod: &mut Value| {
+            pod["spec"]["nodeName"] = "n".into();
+            pod["spec"]["tolerations"] = json!([{"operator": "Perhaps"}]);
+        };
+        assert_eq!(competitor(&bound).verdict, "waits: no node takes it now");
+    }
+
+    #[test]
+    fn devices_that_a_node_reports_in_use_are_not_free() {
+        let gpu = |index: u32| {
+            json!({
+                "id": format!("GPU-{index}"), "index": index, "minor": index, "product": "NVIDIA T4",
+                "memoryMiB": 16_384, "pciBusId": "00000000:01:00.0", "computeCapability": "7.5", "health": "Healthy",
+            })
+        };
+        let mut foreign = pod("foreign", 1);
+        foreign["spec"]["nodeName"] = "n".into();
+        let mut snapshot = snapshot(&[foreign, pod("p", 1)]);
+        let mut report = |in_use: Value| {
+            let status = json!({"gpus": [gpu(0), gpu(1), gpu(2), gpu(3)], "inUse": in_use});
+            snapshot.gpu_nodes = vec![GpuNode::new("n", serde_json::from_value(status).unwrap())];
+            snapshot.why("d", "p").unwrap()
+        };
+        assert_eq!(report(json!([])).reasons[0].code, "G1013");
+        let in_use = json!([{"namespace": "d", "pod": "foreign", "container": "c", "gpus": ["GPU-2"]}]);
+        assert_eq!(report(in_use).verdict, "fits on n now, and its scheduler has not bound it yet");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gantry_model::{Fault, FaultKind, Gpu, Health, Link, LinkKind, Topology};
+use gantry_model::{Fault, FaultKind, Gpu, Health, Link, LinkKind, MAX_GPUS, Topology};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 
@@ -204,8 +204,17 @@ impl GpuNodeStatus {
     /// The GPUs and their connections. `node` is the object's name, for errors.
     ///
     /// # Errors
-    /// The first field that breaks a rule: indices count from 0 in order, ids are unique, pairs name GPUs.
+    /// The first field that breaks a rule: at most [`MAX_GPUS`] of them, indices count from 0 in order, ids are unique, pairs name
+    /// GPUs, no link is beyond [`Link::MAX_GB_PER_S`].
     pub fn to_model(&self, node: &str) -> Result<(Vec<Gpu>, Topology), Error> {
+        if self.gpus.len() > MAX_GPUS {
+            return Err(Error::GpuNode {
+                node: node.to_owned(),
+                field: "status.gpus".to_owned(),
+                value: format!("{} GPUs", self.gpus.len()),
+                rule: "must be at most 64",
+            });
+        }
         let mut seen = BTreeSet::new();
         let mut gpus = Vec::with_capacity(self.gpus.len());
         for (position, gpu) in self.gpus.iter().enumerate() {
@@ -361,6 +370,9 @@ fn links_to_model(groups: &[LinkGroup], size: usize, node: &str) -> Result<Topol
         let kind = link_kind(&group.kind).ok_or_else(|| {
             refuse("kind", &group.kind, "must be SYS, NODE, PHB, PXB, PIX, or NV and a number from 0 to 255")
         })?;
+        if group.gb_per_second > Link::MAX_GB_PER_S {
+            return Err(refuse("gbPerSecond", &group.gb_per_second.to_string(), "must be at most 100000"));
+        }
         for pair in &group.pairs {
             let parsed = pair.split_once('-').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
             let (a, b): (usize, usize) = parsed.filter(|(a, b)| a < b && *b < size).ok_or_else(|| {
@@ -450,8 +462,18 @@ mod tests {
                 "GpuNode gpu-0: status.links[0].kind: invalid value \"NV900\": must be SYS, NODE, PHB, PXB, PIX, \
                  or NV and a number from 0 to 255",
             ),
+            (
+                error(&|s| s.links[0].gb_per_second = 100_001),
+                "GpuNode gpu-0: status.links[0].gbPerSecond: invalid value \"100001\": must be at most 100000",
+            ),
+            (
+                error(&|s| s.gpus.resize(65, s.gpus[0].clone())),
+                "GpuNode gpu-0: status.gpus: invalid value \"65 GPUs\": must be at most 64",
+            ),
         ] {
             assert_eq!(message, expected);
         }
+        // The rules' texts name the numbers that hold.
+        assert_eq!((MAX_GPUS, Link::MAX_GB_PER_S), (64, 100_000));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use gantry_dialect::{GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION};
 use serde_json::{Value, json};
 
 use super::job::{Job, Task};
@@ -193,8 +194,8 @@ fn pod(job: &Job, task: &Task, index: u64, name: &str) -> Value {
         metadata["labels"][key] = value.clone().into();
         metadata["annotations"][key] = value.into();
     }
-    metadata["annotations"]["scheduling.k8s.io/group-name"] = job.group_name().into();
-    metadata["annotations"]["scheduling.volcano.sh/group-min-member"] = job.min_available.to_string().into();
+    metadata["annotations"][GROUP_NAME_ANNOTATION] = job.group_name().into();
+    metadata["annotations"][GROUP_MIN_MEMBER_ANNOTATION] = job.min_available.to_string().into();
     pod["spec"]["schedulerName"] = job.scheduler_name.clone().into();
     if let (Some(class), true) = (&job.priority_class, pod["spec"]["priorityClassName"].is_null()) {
         pod["spec"]["priorityClassName"] = class.clone().into();

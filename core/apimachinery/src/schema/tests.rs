@@ -20,6 +20,18 @@ fn faults(schema: &Schema, spec: &Value, old: Option<&Value>) -> Vec<String> {
 }
 
 #[test]
+fn nested_lists_of_schemas_are_checked_once() {
+    let nested = (0..60).fold(json!({"minimum": 1}), |inner, _| json!({"allOf": [inner]}));
+    let mut spec = nested;
+    spec["type"] = "integer".into();
+    let schema = with_spec(&spec);
+    assert_eq!(faults(&schema, &json!(1), None).len(), 0);
+    let faults = faults(&schema, &json!(0), None);
+    assert_eq!(faults.len(), 61);
+    assert_eq!(faults[60], "spec: Invalid value: 0: spec in body should be greater than or equal to 1");
+}
+
+#[test]
 fn values_are_checked_against_their_schema() {
     let cases: Vec<(Value, Value, &[&str])> = vec![
         (json!({"type": "integer"}), json!(3), &[]),

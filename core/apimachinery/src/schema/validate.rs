@@ -236,7 +236,9 @@ fn check_junctions(node: &Node, value: &Value, path: &FieldPath, errors: &mut Ve
     let valid = |nodes: &[Node]| nodes.iter().filter(|node| validate(node, value, path).is_empty()).count();
     let mut refuse = |rule: String| errors.push(FieldError::invalid(path, value.clone(), rule));
     let name = path.as_str();
-    if valid(&node.all_of) < node.all_of.len() {
+    // Asked once for both the verdict and the details: twice at each level would be without end in nested lists.
+    let nested: Vec<_> = node.all_of.iter().flat_map(|node| validate(node, value, path)).collect();
+    if !nested.is_empty() {
         refuse(format!("{name:?} must validate all the schemas (allOf)"));
     }
     if !node.any_of.is_empty() && valid(&node.any_of) == 0 {
@@ -256,8 +258,5 @@ fn check_junctions(node: &Node, value: &Value, path: &FieldPath, errors: &mut Ve
     if node.not.as_ref().is_some_and(|not| validate(not, value, path).is_empty()) {
         refuse(format!("{name:?} must not validate the schema (not)"));
     }
-    if !node.all_of.is_empty() {
-        let nested = node.all_of.iter().flat_map(|node| validate(node, value, path));
-        errors.extend(nested);
-    }
+    errors.extend(nested);
 }

@@ -200,12 +200,7 @@ impl Selector {
             &path.child("matchLabels"),
         )?;
         let expressions = fields.get("matchExpressions").unwrap_or(&Value::Null);
-        let operators = [Operator::In, Operator::NotIn, Operator::Exists, Operator::DoesNotExist];
-        parsed.requirements.extend(parse_expressions(
-            expressions,
-            &operators,
-            &path.child("matchExpressions"),
-        )?);
+        parsed.requirements.extend(parse_expressions(expressions, &path.child("matchExpressions"))?);
         Ok(parsed)
     }
 
@@ -251,32 +246,22 @@ impl Selector {
     }
 }
 
-/// `matchExpressions`: a list of `{key, operator, values}`, with the operators that are allowed there.
-pub(super) fn parse_expressions(
-    expressions: &Value,
-    allowed: &[Operator],
-    path: &FieldPath,
-) -> Result<Vec<Requirement>, FieldError> {
+/// `matchExpressions`: a list of `{key, operator, values}`.
+fn parse_expressions(expressions: &Value, path: &FieldPath) -> Result<Vec<Requirement>, FieldError> {
     let expressions = match expressions {
         Value::Null => return Ok(Vec::new()),
         Value::Array(expressions) => expressions,
         other => return Err(FieldError::type_invalid(path, other.clone(), "must be a list")),
     };
-    expressions
-        .iter()
-        .enumerate()
-        .map(|(index, item)| parse_expression(item, allowed, &path.index(index)))
-        .collect()
+    expressions.iter().enumerate().map(|(index, item)| parse_expression(item, &path.index(index))).collect()
 }
 
-fn parse_expression(item: &Value, allowed: &[Operator], path: &FieldPath) -> Result<Requirement, FieldError> {
-    const NAMES: [(&str, Operator); 6] = [
+fn parse_expression(item: &Value, path: &FieldPath) -> Result<Requirement, FieldError> {
+    const NAMES: [(&str, Operator); 4] = [
         ("In", Operator::In),
         ("NotIn", Operator::NotIn),
         ("Exists", Operator::Exists),
         ("DoesNotExist", Operator::DoesNotExist),
-        ("Gt", Operator::Gt),
-        ("Lt", Operator::Lt),
     ];
     let text = |field: &str| match item.get(field) {
         Some(Value::String(text)) => Ok(text.as_str()),
@@ -284,9 +269,8 @@ fn parse_expression(item: &Value, allowed: &[Operator], path: &FieldPath) -> Res
         Some(other) => Err(FieldError::type_invalid(&path.child(field), other.clone(), "must be a string")),
     };
     let (key, name) = (text("key")?, text("operator")?);
-    let known = NAMES.iter().filter(|(_, operator)| allowed.contains(operator));
-    let Some((_, operator)) = known.clone().find(|(known, _)| *known == name) else {
-        return Err(FieldError::not_supported(&path.child("operator"), name, known.map(|(name, _)| *name)));
+    let Some((_, operator)) = NAMES.iter().find(|(known, _)| *known == name) else {
+        return Err(FieldError::not_supported(&path.child("operator"), name, NAMES.map(|(name, _)| name)));
     };
     let values_path = path.child("values");
     let values: Vec<String> = match item.get("values") {

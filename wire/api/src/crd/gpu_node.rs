@@ -142,25 +142,94 @@ fn in_use() -> Value {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use crate::GpuNodeStatus;
+    use std::collections::BTreeSet;
+
+    use gantry_apimachinery::{FieldPath, Schema};
+    use serde_json::{Value, json};
+
+    use crate::{
+        ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus, IdentityMode, LinkGroup,
+    };
+
+    /// An object with every field that there is.
+    fn full() -> Value {
+        let fault = FaultStatus { kind: "Xid".into(), xid: Some(79), message: "fell off the bus".into() };
+        let gpu = GpuStatus {
+            id: "GPU-0".into(),
+            index: 0,
+            minor: 0,
+            product: "NVIDIA T4".into(),
+            memory_mib: 15_360,
+            pci_bus_id: "00000000:01:00.0".into(),
+            numa_node: Some(0),
+            compute_capability: "7.5".into(),
+            mig_capable: false,
+            health: GpuHealth::Unhealthy,
+            fault: Some(fault),
+        };
+        let in_use = ContainerGpus {
+            namespace: "default".into(),
+            pod: "p".into(),
+            container: "c".into(),
+            gpus: vec!["GPU-0".into()],
+        };
+        let status = GpuNodeStatus {
+            driver_version: "580.65.06".into(),
+            cuda_version: "13.0".into(),
+            mode: IdentityMode::Assignment,
+            gpu_count: 1,
+            healthy_gpu_count: 0,
+            gpus: vec![gpu],
+            links: vec![LinkGroup { kind: "SYS".into(), gb_per_second: 1, pairs: vec!["0-1".into()] }],
+            allocatable: [("nvidia.com/gpu".to_owned(), 1)].into(),
+            in_use: vec![in_use],
+        };
+        serde_json::to_value(GpuNode::new("n", status)).unwrap()
+    }
+
+    /// The paths of all fields of a value; lists count as their first item.
+    fn fields(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Array(items) => fields(&items[0], path, found),
+            Value::Object(object) if path != ".allocatable" => {
+                for (name, value) in object {
+                    let path = format!("{path}.{name}");
+                    fields(value, &path, found);
+                    found.insert(path);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The paths of all fields that a schema names.
+    fn properties(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+        if let Some(items) = schema.get("items") {
+            properties(items, path, found);
+        }
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}.{name}");
+            properties(property, &path, found);
+            found.insert(path);
+        }
+    }
 
     #[test]
-    fn the_crd_names_every_field_of_the_status() {
-        let status = serde_json::to_value(GpuNodeStatus {
-            allocatable: [("nvidia.com/gpu".to_owned(), 1)].into(),
-            links: vec![crate::LinkGroup { kind: "SYS".into(), gb_per_second: 1, pairs: vec![] }],
-            in_use: vec![crate::ContainerGpus {
-                namespace: String::new(),
-                pod: String::new(),
-                container: String::new(),
-                gpus: vec![],
-            }],
-            ..GpuNodeStatus::default()
-        })
-        .unwrap();
-        let fields: Vec<_> = status.as_object().unwrap().keys().collect();
-        let schema = super::status();
-        let properties: Vec<_> = schema["properties"].as_object().unwrap().keys().collect();
-        assert_eq!(fields, properties);
+    fn the_crd_keeps_and_accepts_every_field_of_the_status() {
+        let schema = Schema::compile(&super::schema(), &FieldPath::new("schema")).unwrap();
+        let mut object = full();
+        assert_eq!(schema.prune(&mut object), Vec::<String>::new());
+        assert_eq!(object, full());
+        assert_eq!(schema.validate(&object, None), []);
+        object["status"]["gpus"][0]["colour"] = json!("green");
+        assert_eq!(schema.prune(&mut object), ["status.gpus[0].colour"], "what is not named is dropped");
+    }
+
+    #[test]
+    fn the_crd_names_nothing_that_the_status_does_not_have() {
+        let (mut ours, mut named) = (BTreeSet::new(), BTreeSet::new());
+        fields(&full()["status"], "", &mut ours);
+        properties(&super::status(), "", &mut named);
+        assert_eq!(ours, named);
     }
 }
