@@ -350,10 +350,7 @@ mod tests {
                 with_template(&json!({"metadata": {"annotations": true}})),
                 "spec.tasks[0].template.metadata.annotations: invalid value true: an object",
             ),
-            (
-                with_template(&json!({"spec": 3})),
-                "spec.tasks[0].template.spec: invalid value 3: an object",
-            ),
+            (with_template(&json!({"spec": 3})), "spec.tasks[0].template.spec: invalid value 3: an object"),
         ] {
             let object = json!({"metadata": {"name": "j"}, "spec": spec});
             assert_eq!(Job::parse(&object).unwrap_err().to_string(), expected);
