@@ -202,7 +202,7 @@ pub(crate) async fn record(
     client: Client,
     clock: SharedClock,
     ids: SharedIds,
-    mut occurrences: UnboundedReceiver<Occurrence>,
+    occurrences: &mut UnboundedReceiver<Occurrence>,
 ) {
     let mut correlator = Correlator::new(ids);
     while let Some(occurrence) = occurrences.recv().await {
