@@ -30,6 +30,7 @@ mod pod;
 pub use advice::advice;
 pub use names::GPU_RESOURCE;
 pub use node::parse_node;
+pub use placement::{parse_constraints, parse_toleration};
 pub use pod::parse;
 
 #[cfg(doc)]

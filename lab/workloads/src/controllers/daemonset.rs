@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use gantry_dialect::{parse_constraints, parse_node, parse_toleration};
+use gantry_model::{TaintEffect, Toleration};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::nodes::{fits, untolerated};
 use super::replicaset::generate_name;
 use super::revisions::{self, REVISION_LABEL, Revision};
 use crate::json::{Fields as _, controller_reference, entry, int_or_percent, status_diff, without_zeros};
@@ -72,6 +73,8 @@ struct Run<'a> {
     min_ready: i64,
     tolerations: Vec<Value>,
     by_node: BTreeMap<&'a str, Vec<&'a Arc<Pod>>>,
+    /// By name of the node: whether a pod should be started there, and whether one that runs there may go on.
+    wants: BTreeMap<&'a str, (bool, bool)>,
 }
 
 impl<'a> Run<'a> {
@@ -85,28 +88,21 @@ impl<'a> Run<'a> {
             // Bound pods come first, then the oldest.
             pods.sort_by_key(|pod| (pod.node.is_empty(), pod.created, pod.id.clone()));
         }
+        let tolerations = tolerations(spec);
         Self {
             observed,
             update,
             now,
             min_ready: observed.set.int("/spec/minReadySeconds").unwrap_or(0),
-            tolerations: tolerations(spec),
+            wants: wants(spec, &tolerations, observed.nodes),
+            tolerations,
             by_node,
         }
     }
 
     /// Whether a pod should be started on the node, and whether one that runs there may go on.
     fn wants(&self, node: &Value) -> (bool, bool) {
-        let spec = self.observed.set.at("/spec/template/spec");
-        let named = spec.text("/nodeName");
-        if (!named.is_empty() && named != node.name()) || !fits(spec, node) {
-            return (false, false);
-        }
-        let effects: Vec<&str> = untolerated(node, &self.tolerations).collect();
-        (
-            !effects.iter().any(|effect| matches!(*effect, "NoSchedule" | "NoExecute")),
-            !effects.contains(&"NoExecute"),
-        )
+        self.wants.get(node.name()).copied().unwrap_or((false, false))
     }
 
     fn surge(&self) -> i64 {
@@ -286,6 +282,32 @@ impl<'a> Run<'a> {
     }
 }
 
+/// What pods of this spec want of each node, by the rules that the scheduler goes by. A spec or a node that
+/// breaks a rule of the API comes together with nothing.
+fn wants<'a>(
+    spec: &Value,
+    tolerations: &[Value],
+    nodes: &'a [Arc<Value>],
+) -> BTreeMap<&'a str, (bool, bool)> {
+    let Ok(constraints) = parse_constraints(spec) else { return BTreeMap::new() };
+    let tolerations: Vec<Toleration> =
+        tolerations.iter().filter_map(|value| parse_toleration(value).ok()).collect();
+    let named = spec.text("/nodeName");
+    let on = |value: &'a Arc<Value>| {
+        let node = parse_node(value).ok()?;
+        if !(named.is_empty() || named == &*node.name) || !constraints.matches(&node.name, &node.labels) {
+            return None;
+        }
+        let keeps_away = |effect: TaintEffect| {
+            let taints = node.taints.iter().filter(|taint| taint.effect == effect);
+            taints.into_iter().any(|taint| !tolerations.iter().any(|known| known.tolerates(taint)))
+        };
+        let may_go_on = !keeps_away(TaintEffect::NoExecute);
+        Some((value.name(), (may_go_on && !keeps_away(TaintEffect::NoSchedule), may_go_on)))
+    };
+    nodes.iter().filter_map(on).collect()
+}
+
 fn tolerations(spec: &Value) -> Vec<Value> {
     let mut tolerations = spec.list("/tolerations").to_vec();
     let network = spec.flag("/hostNetwork").then_some(NETWORK);
@@ -346,6 +368,52 @@ mod tests {
 
     fn run(set: &Value, nodes: &[Arc<Value>], pods: &[Arc<Pod>], revisions: &[Arc<Value>]) -> Plan {
         plan(&Observed { set, nodes, pods, revisions, failure: None }, now())
+    }
+
+    #[test]
+    fn nodes_are_chosen_by_the_rules_of_the_scheduler() {
+        let node = Arc::new(json!({
+            "metadata": {"name": "n1", "labels": {
+                "gpu": "a100", "count": "8", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+            }},
+            "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
+        }));
+        let affinity = |term: Value| {
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [term]}}}})
+        };
+        let expression = |key: &str, operator: &str, values: Value| {
+            affinity(json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}))
+        };
+        let name = |name: &str| {
+            affinity(json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}))
+        };
+        let all = [json!({"operator": "Exists"})];
+        for (spec, expect) in [
+            (json!({}), true),
+            (json!({"nodeName": "n2"}), false),
+            (json!({"nodeSelector": {"gpu": "a100"}}), true),
+            (json!({"nodeSelector": {"gpu": "h100"}}), false),
+            (json!({"nodeSelector": {"nvidia.com/gpu.product": "A100-SXM4-80GB"}}), true),
+            (expression("nvidia.com/gpu.product", "In", json!(["A100-SXM4-80GB"])), true),
+            (expression("gpu", "NotIn", json!(["a100"])), false),
+            (expression("count", "Gt", json!(["4"])), true),
+            (affinity(json!({})), false),
+            (expression("gpu", "Near", json!(["a100"])), false),
+            (name("n1"), true),
+            (name("n2"), false),
+        ] {
+            assert_eq!(!wants(&spec, &all, std::slice::from_ref(&node)).is_empty(), expect, "{spec}");
+        }
+        for (tolerations, expect) in [
+            (json!([]), false),
+            (json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]), true),
+            (json!([{"key": "nvidia.com/gpu", "value": "x"}]), false),
+        ] {
+            let tolerations = tolerations.as_array().cloned().unwrap_or_default();
+            let wanted = wants(&json!({}), &tolerations, std::slice::from_ref(&node));
+            assert_eq!(wanted["n1"], (expect, true), "{tolerations:?}");
+        }
     }
 
     #[test]

@@ -9,7 +9,6 @@ mod disruption;
 pub(crate) mod endpoints;
 mod indexes;
 mod job;
-mod nodes;
 mod pods;
 pub(crate) mod quota;
 mod replicaset;
