@@ -28,6 +28,7 @@ mod store;
 use gantry_kit::{CancellationToken, SharedClock, SharedIds};
 use kube::Client;
 use kube::core::Status;
+pub use runtime::{Event, EventRecorder};
 
 /// What the controllers are made of.
 #[derive(Debug, Clone)]

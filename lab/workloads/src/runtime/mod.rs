@@ -11,23 +11,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gantry_kit::{CancellationToken, SharedClock, SharedIds, catch_panic};
+use gantry_kit::{CancellationToken, SharedClock, catch_panic};
 use jiff::Timestamp;
 use kube::Client;
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tracing::{debug, error};
 
-pub(crate) use events::Regarding;
+pub use events::{Event, EventRecorder};
 pub(crate) use keys::{Controller, Key};
+pub(crate) use write::Regarding;
 
 use crate::Options;
 use crate::controllers::{self, Planned};
 use crate::kinds::Kind;
 use crate::plan::Failure;
 use crate::store::{Change, Ref, Store};
-use events::Occurrence;
 use queue::Queue;
 use watch::News;
 use write::{Subject, Writer};
@@ -115,9 +115,9 @@ async fn run_with(client: Client, options: Options, cancel: CancellationToken, p
         listed.push(done);
         tasks.spawn(follow(client.clone(), kind, shared.clone(), first));
     }
-    let (events, occurrences) = mpsc::unbounded_channel();
     let (clock, ids) = (options.clock.clone(), options.ids.clone());
-    tasks.spawn(record(client.clone(), clock, ids, occurrences));
+    let (events, recording) = EventRecorder::new(client.clone(), clock, ids);
+    tasks.spawn(recording);
     let work = async {
         for done in listed {
             // An error means that the follower was ended with everything else.
@@ -152,19 +152,6 @@ async fn follow(client: Client, kind: Kind, shared: Arc<Shared>, first: oneshot:
         let Err(panic) = catch_panic(following).await else { return };
         error!(kind = kind.name(), panic, "a follower panicked, listing again");
         tokio::time::sleep(AFTER_PANIC).await;
-    }
-}
-
-async fn record(
-    client: Client,
-    clock: SharedClock,
-    ids: SharedIds,
-    mut occurrences: mpsc::UnboundedReceiver<Occurrence>,
-) {
-    loop {
-        let recording = events::record(client.clone(), clock.clone(), ids.clone(), &mut occurrences);
-        let Err(panic) = catch_panic(recording).await else { return };
-        error!(panic, "the recorder of events panicked, going on without its memory");
     }
 }
 
@@ -219,7 +206,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use gantry_apiserver::{ApiServer, Options as ServerOptions};
-    use gantry_kit::{SeededIds, VirtualClock};
+    use gantry_kit::{SeededIds, SharedIds, VirtualClock};
     use kube::core::Request;
     use kube::core::params::{ListParams, PostParams};
     use serde_json::json;
