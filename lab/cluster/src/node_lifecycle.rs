@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use gantry_dialect::parse_toleration;
-use gantry_kit::{CancellationToken, SharedClock};
+use gantry_kit::{CancellationToken, SharedClock, catch_panic};
 use gantry_model::TaintEffect;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
@@ -64,8 +64,10 @@ impl NodeLifecycle {
                 () = cancel.cancelled() => return,
                 _ = timer.tick() => {}
             }
-            if let Err(error) = self.look().await {
-                tracing::debug!(%error, "nodes could not be looked at");
+            match catch_panic(Box::pin(self.look())).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "nodes could not be looked at"),
+                Err(panic) => tracing::error!(panic, "a look at the nodes panicked"),
             }
         }
     }

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_kit::CancellationToken;
+use gantry_kit::{CancellationToken, catch_panic};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -156,30 +156,31 @@ impl State {
 
     async fn work(&mut self, server: &Arc<Inner>) {
         for work in std::mem::take(&mut self.queue) {
-            let result = match &work {
-                Work::Namespace(name) => namespaces::terminate(server, name).await,
-                Work::Definition(name) => {
-                    crd::clean_up(server, name);
-                    Ok(())
-                }
-                Work::Account(name) => namespaces::ensure_account(server, name).await,
-                Work::Object(uid) => {
-                    let served = server.registry.served();
-                    let actions = self
-                        .graph
-                        .examine(uid, |api_version, kind| served.by_kind(api_version, kind).is_some());
-                    perform(server, actions).await
-                }
-            };
-            match result {
-                Ok(()) => {}
+            match catch_panic(self.work_on(&work, server)).await {
+                Ok(Ok(())) => continue,
                 // Somebody else changed or removed it; that change is on its way here.
-                Err(status) if matches!(status.code, 404 | 409) => {}
-                Err(status) => {
-                    tracing::warn!(?work, %status, "trying again");
-                    self.failed.insert(work);
-                    self.retry_at.get_or_insert_with(|| Instant::now() + RETRY);
-                }
+                Ok(Err(status)) if matches!(status.code, 404 | 409) => continue,
+                Ok(Err(status)) => tracing::warn!(?work, %status, "trying again"),
+                Err(panic) => tracing::error!(?work, panic, "a controller panicked, trying again"),
+            }
+            self.failed.insert(work);
+            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY);
+        }
+    }
+
+    async fn work_on(&mut self, work: &Work, server: &Arc<Inner>) -> Result<(), Status> {
+        match work {
+            Work::Namespace(name) => namespaces::terminate(server, name).await,
+            Work::Definition(name) => {
+                crd::clean_up(server, name);
+                Ok(())
+            }
+            Work::Account(name) => namespaces::ensure_account(server, name).await,
+            Work::Object(uid) => {
+                let served = server.registry.served();
+                let is_served = |api_version: &str, kind: &str| served.by_kind(api_version, kind).is_some();
+                let actions = self.graph.examine(uid, is_served);
+                perform(server, actions).await
             }
         }
     }

@@ -282,19 +282,22 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What pods of this spec want of each node, by the rules that the scheduler goes by. A spec or a node that
-/// breaks a rule of the API comes together with nothing.
+/// What pods of this spec want of each node, by the rules that the scheduler goes by. A node with which they want
+/// nothing is absent. Where spec or node break a rule of the API no pod is started, and none is lost.
 fn wants<'a>(
     spec: &Value,
     tolerations: &[Value],
     nodes: &'a [Arc<Value>],
 ) -> BTreeMap<&'a str, (bool, bool)> {
-    let Ok(constraints) = parse_constraints(spec) else { return BTreeMap::new() };
+    const STAYS_AS_IT_IS: (bool, bool) = (false, true);
+    let Ok(constraints) = parse_constraints(spec) else {
+        return nodes.iter().map(|node| (node.name(), STAYS_AS_IT_IS)).collect();
+    };
     let tolerations: Vec<Toleration> =
         tolerations.iter().filter_map(|value| parse_toleration(value).ok()).collect();
     let named = spec.text("/nodeName");
     let on = |value: &'a Arc<Value>| {
-        let node = parse_node(value).ok()?;
+        let Ok(node) = parse_node(value) else { return Some((value.name(), STAYS_AS_IT_IS)) };
         if !(named.is_empty() || named == &*node.name) || !constraints.matches(&node.name, &node.labels) {
             return None;
         }
@@ -403,7 +406,8 @@ mod tests {
             (name("n1"), true),
             (name("n2"), false),
         ] {
-            assert_eq!(!wants(&spec, &all, std::slice::from_ref(&node)).is_empty(), expect, "{spec}");
+            let wanted = wants(&spec, &all, std::slice::from_ref(&node));
+            assert_eq!(wanted.get("n1").is_some_and(|(should_run, _)| *should_run), expect, "{spec}");
         }
         for (tolerations, expect) in [
             (json!([]), false),
@@ -414,6 +418,11 @@ mod tests {
             let wanted = wants(&json!({}), &tolerations, std::slice::from_ref(&node));
             assert_eq!(wanted["n1"], (expect, true), "{tolerations:?}");
         }
+        let broken =
+            Arc::new(json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "many"}}}));
+        assert_eq!(wants(&json!({}), &all, &[broken])["n1"], (false, true));
+        let misspelt = expression("gpu", "Near", json!(["a100"]));
+        assert_eq!(wants(&misspelt, &all, &[node])["n1"], (false, true));
     }
 
     #[test]

@@ -379,12 +379,13 @@ impl<'a> Run<'a> {
             .filter(|pod| pod.phase == Phase::Failed)
             .map(|pod| ended_at(pod))
             .filter(|at| last_success.is_none_or(|success| *at > success))
+            // Nodes' clocks differ a little; what lies further ahead was before this clock was put back.
+            .filter(|at| seconds_between(self.now, *at) <= MAX_BACKOFF_S)
             .collect();
         let Some(last) = failures.iter().max() else { return 0 };
         let doublings = u32::try_from(failures.len() - 1).unwrap_or(u32::MAX).min(10);
         let delay = (FIRST_BACKOFF_S << doublings).min(MAX_BACKOFF_S);
-        // Where the clock was put back, the failure lies ahead: that must not add to the delay.
-        (delay - seconds_between(*last, self.now)).clamp(0, delay)
+        (delay - seconds_between(*last, self.now)).max(0)
     }
 
     fn pod(&self, index: Option<u32>) -> Value {
@@ -633,6 +634,22 @@ mod tests {
         assert!(created(&early).is_empty());
         assert_eq!(early.again_after, Some(std::time::Duration::from_secs(15)));
         assert_eq!(created(&plan(&job(json!({}), json!({})), &pods, time(1120))).len(), 1);
+        let skewed = plan(&job(json!({}), json!({})), &pods, time(1090));
+        assert_eq!(skewed.again_after, Some(std::time::Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn failures_before_the_clock_was_put_back_do_not_hold_a_job_up() {
+        let at = |time: &str| ended(time, "Failed", None, 1, time);
+        let ahead = at("2026-01-02T00:59:00Z");
+        let pods = [ahead.clone()];
+        assert_eq!(created(&plan(&job(json!({}), json!({})), &pods, now())).len(), 1);
+        let pods = [ahead, at("2026-01-01T00:59:55Z")];
+        let waiting = plan(&job(json!({}), json!({})), &pods, now());
+        assert_eq!(
+            (created(&waiting).len(), waiting.again_after),
+            (0, Some(std::time::Duration::from_secs(5)))
+        );
     }
 
     #[test]
