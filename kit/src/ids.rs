@@ -15,22 +15,32 @@ pub trait IdSource: Debug + Send + Sync + 'static {
 
     /// A UUID of version 4 in its usual form.
     fn uid(&self) -> String {
-        let high = (self.next() & !0xf000) | 0x4000;
-        let low = (self.next() & !(0b11 << 62)) | (0b10 << 62);
-        format!(
-            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-            high >> 32,
-            (high >> 16) & 0xffff,
-            high & 0xffff,
-            low >> 48,
-            low & 0xffff_ffff_ffff
-        )
+        uuid_v4(self.next(), self.next())
     }
 
     /// `length` characters that Kubernetes would append to a `generateName`.
     fn suffix(&self, length: usize) -> String {
         (0..length).map(|_| char::from(SUFFIX_ALPHABET[(self.next() % 27) as usize])).collect()
     }
+}
+
+/// A UUID in its usual form from 128 bits, of which six are overwritten: those that tell version 4.
+pub fn uuid_v4(high: u64, low: u64) -> String {
+    let high = (high & !0xf000) | 0x4000;
+    let low = (low & !(0b11 << 62)) | (0b10 << 62);
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+/// `text` in the letters of generated names, byte by byte (`SafeEncodeString` of Kubernetes).
+pub fn suffix_letters(text: &str) -> String {
+    text.bytes().map(|byte| char::from(SUFFIX_ALPHABET[usize::from(byte) % 27])).collect()
 }
 
 /// A source that components can keep and pass on.
@@ -90,5 +100,12 @@ mod tests {
         assert_eq!(uid.len(), 36);
         assert_eq!(&uid[14..15], "4");
         assert!(matches!(&uid[19..20], "8" | "9" | "a" | "b"));
+        assert_eq!(uuid_v4(0, u64::MAX), "00000000-0000-4000-bfff-ffffffffffff");
+    }
+
+    #[test]
+    fn letters_are_those_of_kubernetes() {
+        // `SafeEncodeString(fmt.Sprint(1234567890))` in k8s.io/apimachinery.
+        assert_eq!(suffix_letters("1234567890"), "56789bcdf4");
     }
 }

@@ -5,6 +5,8 @@ use std::future::Future;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::catch_panic;
+
 /// A group of tasks with the token that tells them to end. Cheap to clone.
 ///
 /// Whoever replaces a component by another first waits for [`Self::stop`]: two at a time would both write what each takes for its own.
@@ -30,7 +32,7 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.tracker.spawn(task);
+        self.tracker.spawn(watched(task));
     }
 
     /// Starts a task that is dropped, wherever it waits, once the token is cancelled.
@@ -40,7 +42,7 @@ impl Tasks {
     {
         let cancel = self.cancel.clone();
         self.tracker.spawn(async move {
-            cancel.run_until_cancelled_owned(task).await;
+            cancel.run_until_cancelled_owned(watched(task)).await;
         });
     }
 
@@ -49,6 +51,13 @@ impl Tasks {
         self.cancel.cancel();
         self.tracker.close();
         self.tracker.wait().await;
+    }
+}
+
+/// Nobody joins these tasks: that one has panicked would be known from nothing but what it no longer does.
+async fn watched(task: impl Future<Output = ()>) {
+    if let Err(panic) = catch_panic(task).await {
+        tracing::error!(panic, "a task has ended in a panic");
     }
 }
 
@@ -72,5 +81,18 @@ mod tests {
         tasks.spawn_until_cancelled(std::future::pending());
         tasks.stop().await;
         assert!(done.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_one_task_leaves_the_others() {
+        let tasks = Tasks::default();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        tasks.spawn(async { panic!("one") });
+        tasks.spawn_until_cancelled(async move {
+            tokio::task::yield_now().await;
+            let _ = sender.send("the other");
+        });
+        assert_eq!(receiver.await, Ok("the other"));
+        tasks.stop().await;
     }
 }

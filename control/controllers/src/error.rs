@@ -24,4 +24,12 @@ pub enum Error {
         /// What the client says.
         source: Box<kube::Error>,
     },
+    /// The code gave up on a Job, which is a fault of this program. Others go on.
+    #[error("job {job}: panicked: {message}")]
+    Panic {
+        /// Namespace and name.
+        job: String,
+        /// What the panic said.
+        message: String,
+    },
 }

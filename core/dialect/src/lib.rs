@@ -33,6 +33,7 @@ pub use names::{
     GPU_RESOURCE, GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION, VOLCANO_GROUP_NAME_ANNOTATION,
 };
 pub use node::parse_node;
+pub use placement::{parse_constraints, parse_toleration};
 pub use pod::{parse, parse_bound};
 
 #[cfg(doc)]

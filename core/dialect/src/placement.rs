@@ -92,6 +92,22 @@ pub(crate) fn tolerations(spec: &Value, path: &FieldPath) -> Result<Vec<Tolerati
     items.map(|(index, item)| toleration(item, &path.child("tolerations").index(index))).collect()
 }
 
+/// Reads node selector and node affinity of a pod's spec.
+///
+/// # Errors
+/// The first field that is not what Kubernetes' API makes it.
+pub fn parse_constraints(spec: &Value) -> Result<NodeConstraints, Reason> {
+    constraints(spec, &FieldPath::new("spec"))
+}
+
+/// Reads one of a pod's tolerations.
+///
+/// # Errors
+/// The first field that is not what Kubernetes' API makes it.
+pub fn parse_toleration(value: &Value) -> Result<Toleration, Reason> {
+    toleration(value, &FieldPath::new("toleration"))
+}
+
 fn toleration(value: &Value, path: &FieldPath) -> Result<Toleration, Reason> {
     let key = text(value, "key", path)?.filter(|key| !key.is_empty());
     let accepted = text(value, "value", path)?.unwrap_or_default();

@@ -49,6 +49,14 @@ pub enum Error {
         /// What went wrong.
         problem: String,
     },
+    /// A file into which a kubeconfig is to go holds something else.
+    #[error("{} is no kubeconfig: {problem}; it is left as it is: mend it or name another file", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The listener failed.
     #[error("cannot listen on {address}")]
     Listen {

@@ -24,6 +24,7 @@ mod error;
 mod hooks;
 mod http;
 mod json;
+mod kubeconfig;
 mod listen;
 mod openapi;
 mod openapi_v2;
@@ -41,6 +42,7 @@ mod webhook;
 pub use error::Error;
 pub use gantry_apimachinery::{ResourceName, Status};
 pub use http::{ApiService, Body};
+pub use kubeconfig::remove_from_kubeconfig;
 pub use remote::{
     AttachRequest, Connection, ExecRequest, Exit, LogRequest, NodeBackend, NodeError, PodTarget,
     PortForwardRequest, Session, Streams, TerminalSize,

@@ -1,5 +1,6 @@
 //! Listeners: TCP with TLS, and a Unix socket.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -59,6 +60,7 @@ impl ApiServer {
             _ => {}
         }
         let listener = UnixListener::bind(path).map_err(failed)?;
+        let ours = file_number(path);
         let connections = Connections::new(cancel);
         while let Some((stream, _)) = connections.next(|| listener.accept()).await {
             let service = ApiService::new(self.clone(), Some(User::admin()));
@@ -66,9 +68,17 @@ impl ApiServer {
             tokio::spawn(async move { connections.serve(stream, service).await });
         }
         connections.drain().await;
-        let _ = std::fs::remove_file(path);
+        // A successor may listen there by now, and its socket must stay.
+        if ours.is_some() && file_number(path) == ours {
+            let _ = std::fs::remove_file(path);
+        }
         Ok(())
     }
+}
+
+/// What tells the file at `path` from another that came to its place.
+fn file_number(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 /// The open connections of one listener.
@@ -127,5 +137,83 @@ impl Connections {
     /// Waits for the connections to end; each bounds its own end.
     async fn drain(&self) {
         let _ = self.open.acquire_many(MOST).await;
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::path::PathBuf;
+
+    use gantry_kit::{SeededIds, SystemClock};
+    use http::Request;
+    use k8s_openapi::api::core::v1::Namespace;
+    use kube::Api;
+    use kube::api::ListParams;
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::Options;
+
+    /// A client that connects anew for each request.
+    fn client(path: PathBuf) -> kube::Client {
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let path = path.clone();
+            async move {
+                let stream = UnixStream::connect(path).await?;
+                let (mut sender, connection) =
+                    hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+                tokio::spawn(connection);
+                Ok::<_, tower::BoxError>(sender.send_request(request).await?)
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    async fn count_namespaces(client: &kube::Client) -> Result<usize, kube::Error> {
+        Ok(Api::<Namespace>::all(client.clone()).list(&ListParams::default()).await?.items.len())
+    }
+
+    async fn until_served(client: &kube::Client) -> usize {
+        loop {
+            if let Ok(count) = count_namespaces(client).await {
+                return count;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_unix_socket_is_served_and_that_of_a_successor_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        // What an earlier process left behind.
+        std::fs::write(&path, "stale").unwrap();
+        let server =
+            ApiServer::new(Options::new(Arc::new(SystemClock), Arc::new(SeededIds::new(1)))).unwrap();
+        let start = || {
+            let (server, path, cancel) = (server.clone(), path.clone(), CancellationToken::new());
+            let token = cancel.clone();
+            (cancel, tokio::spawn(async move { server.serve_unix(&path, token).await }))
+        };
+        let client = client(path.clone());
+        let (cancel_first, first) = start();
+        assert_eq!(until_served(&client).await, 4);
+
+        let before = file_number(&path);
+        let (cancel_second, second) = start();
+        while file_number(&path) == before || file_number(&path).is_none() {
+            tokio::task::yield_now().await;
+        }
+        cancel_first.cancel();
+        first.await.unwrap().unwrap();
+        assert_eq!(count_namespaces(&client).await.unwrap(), 4, "the successor's socket must stay");
+
+        cancel_second.cancel();
+        second.await.unwrap().unwrap();
+        assert!(!path.exists(), "nobody listens here any more");
+        let deep = dir.path().join("no/such/folder");
+        let error = server.serve_unix(&deep, CancellationToken::new()).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot listen on {}", deep.display()));
     }
 }

@@ -15,9 +15,9 @@ use rcgen::{
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::Error;
+use crate::{Error, kubeconfig};
 
 /// The names under which clients in and outside the cluster reach the server.
 const DNS_NAMES: &[&str] = &[
@@ -119,10 +119,15 @@ impl ServerIdentity {
 
     /// A kubeconfig with which the administrator reaches the server at `url`, as in `https://127.0.0.1:6443`.
     pub fn kubeconfig(&self, cluster: &str, url: &str) -> String {
-        let encode = |pem: &str| STANDARD.encode(pem);
-        let user = format!("{cluster}-admin");
         // JSON is YAML, and this way nothing needs quoting rules of its own.
-        let config = json!({
+        let config = self.config(cluster, url);
+        serde_json::to_string_pretty(&config).expect("invariant: a JSON value has string keys") + "\n"
+    }
+
+    fn config(&self, cluster: &str, url: &str) -> Value {
+        let encode = |pem: &str| STANDARD.encode(pem);
+        let user = kubeconfig::user(cluster);
+        json!({
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": cluster, "cluster": {
@@ -134,15 +139,16 @@ impl ServerIdentity {
             }}],
             "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": user, "namespace": "default"}}],
             "current-context": cluster,
-        });
-        serde_json::to_string_pretty(&config).expect("invariant: a JSON value has string keys") + "\n"
+        })
     }
 
-    /// Writes the kubeconfig so that only the owner can read it, replacing the file as a whole.
+    /// Puts cluster, user and context of [`Self::kubeconfig`] into a file that only its owner can read afterwards,
+    /// and makes the context the current one. All else that the file holds stays.
+    ///
+    /// # Errors
+    /// The file cannot be read as a kubeconfig, and is left as it is, or cannot be written.
     pub fn write_kubeconfig(&self, path: &Path, cluster: &str, url: &str) -> Result<(), Error> {
-        let temporary = path.with_extension("tmp");
-        write_private(&temporary, &self.kubeconfig(cluster, url))?;
-        fs::rename(&temporary, path).map_err(|e| Error::io("write", path, e))
+        kubeconfig::merge(path, &self.config(cluster, url))
     }
 
     /// TLS settings: HTTP/2 and HTTP/1.1, client certificates of this CA accepted but not demanded.

@@ -158,3 +158,68 @@ async fn definitions_are_served_again_after_a_restart() {
     let server = ApiServer::new(options).unwrap();
     assert_eq!(get(&server, &format!("{THINGS}/a")).await.1["spec"]["size"], 3);
 }
+
+/// Things whose size never shrinks and stays below 10, and whose status never goes back.
+async fn with_rules() -> ApiServer {
+    let server = server();
+    let mut definition = definition();
+    let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    schema["spec"]["x-kubernetes-validations"] = json!([
+        {"rule": "self.size >= oldSelf.size", "message": "size must not shrink"},
+        {"rule": "self.size < 10", "messageExpression": "'size is ' + string(self.size) + ', at most 9 are possible'"},
+    ]);
+    schema["status"]["x-kubernetes-validations"] = json!([
+        {"rule": "!has(oldSelf.size) || self.size >= oldSelf.size", "message": "must not go back", "fieldPath": ".size"},
+    ]);
+    ok(&server, "POST", DEFINITIONS, definition).await;
+    server
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_of_a_definition_are_checked_when_an_object_is_made_and_changed() {
+    let server = with_rules().await;
+    let mut big = thing("big");
+    big["spec"]["size"] = 11.into();
+    let (code, status) = send(&server, "POST", THINGS, big).await;
+    assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("size is 11, at most 9 are possible"), "{message}");
+    assert!(!message.contains("size must not shrink"), "there was no size before: {message}");
+
+    let mut object = thing("a");
+    object["spec"]["size"] = 5.into();
+    ok(&server, "POST", THINGS, object).await;
+    let path = format!("{THINGS}/a");
+    ok(&server, "PATCH", &path, json!({"spec": {"size": 6}})).await;
+    let (code, status) = send(&server, "PATCH", &path, json!({"spec": {"size": 4}})).await;
+    assert_eq!(code, 422);
+    let causes = status["details"]["causes"].as_array().unwrap();
+    assert_eq!(causes.len(), 1, "{causes:?}");
+    assert_eq!(causes[0]["field"], "spec");
+    let message = causes[0]["message"].as_str().unwrap();
+    assert!(message.contains("size must not shrink"), "{message}");
+    assert_eq!(get(&server, &path).await.1["spec"]["size"], 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_of_a_status_are_checked_through_its_own_path() {
+    let server = with_rules().await;
+    ok(&server, "POST", THINGS, thing("a")).await;
+    let path = format!("{THINGS}/a/status");
+    for size in [2, 3, 3] {
+        ok(&server, "PATCH", &path, json!({"status": {"size": size}})).await;
+    }
+    let (code, status) =
+        send(&server, "PATCH", &path, json!({"status": {"size": 1}, "spec": {"size": 1}})).await;
+    assert_eq!(code, 422);
+    let causes = status["details"]["causes"].as_array().unwrap();
+    assert_eq!(causes.len(), 1, "a status write leaves the spec alone: {causes:?}");
+    assert_eq!(causes[0]["field"], "status.size");
+    let message = causes[0]["message"].as_str().unwrap();
+    assert!(message.contains("must not go back"), "{message}");
+    // Nor does a write of the object touch the status.
+    let patched =
+        ok(&server, "PATCH", &format!("{THINGS}/a"), json!({"status": {"size": 1}, "spec": {"size": 4}}))
+            .await;
+    assert_eq!((&patched["status"]["size"], &patched["spec"]["size"]), (&json!(3), &json!(4)));
+}

@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use gantry_kit::{CancellationToken, SharedClock};
+use gantry_dialect::parse_toleration;
+use gantry_kit::{CancellationToken, SharedClock, catch_panic};
+use gantry_model::TaintEffect;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -22,6 +24,8 @@ use crate::kubelet::{Note, Recorder, is_terminal, pod_reference, stamp};
 const PERIOD: Duration = Duration::from_secs(5);
 /// How long a node may be silent (`--node-monitor-grace-period`).
 const GRACE: Duration = Duration::from_secs(40);
+/// Lists of pods are dear: without trouble, pods of nodes that are gone are collected in one look of so many.
+const LOOKS_BETWEEN_COLLECTIONS: u64 = 12;
 /// What the admission plug-in DefaultTolerationSeconds gives a pod that tolerates neither taint.
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 
@@ -40,6 +44,7 @@ pub(crate) struct NodeLifecycle {
     client: Client,
     clock: SharedClock,
     recorder: Recorder,
+    looks: u64,
     seen: HashMap<String, Seen>,
     /// When a pod is evicted, by UID.
     evictions: HashMap<String, Instant>,
@@ -47,7 +52,7 @@ pub(crate) struct NodeLifecycle {
 
 impl NodeLifecycle {
     pub(crate) fn new(client: Client, clock: SharedClock, recorder: Recorder) -> Self {
-        Self { client, clock, recorder, seen: HashMap::new(), evictions: HashMap::new() }
+        Self { client, clock, recorder, looks: 0, seen: HashMap::new(), evictions: HashMap::new() }
     }
 
     /// Runs until cancelled.
@@ -59,8 +64,10 @@ impl NodeLifecycle {
                 () = cancel.cancelled() => return,
                 _ = timer.tick() => {}
             }
-            if let Err(error) = self.look().await {
-                tracing::debug!(%error, "nodes could not be looked at");
+            match catch_panic(Box::pin(self.look())).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "nodes could not be looked at"),
+                Err(panic) => tracing::error!(panic, "a look at the nodes panicked"),
             }
         }
     }
@@ -68,16 +75,28 @@ impl NodeLifecycle {
     async fn look(&mut self) -> Result<(), kube::Error> {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default()).await?.items;
         let leases = Api::<Lease>::namespaced(self.client.clone(), "kube-node-lease");
-        let mut renewed: HashMap<String, MicroTime> = leases
+        let renewed: HashMap<String, MicroTime> = leases
             .list(&ListParams::default())
             .await?
             .items
             .into_iter()
             .filter_map(|lease| Some((lease.name_any(), lease.spec?.renew_time?)))
             .collect();
+        self.judge_all(&nodes, renewed).await
+    }
+
+    /// Judges every node and evicts pods. What fails for one node or pod is tried again at the next look; it
+    /// keeps nobody from the others.
+    async fn judge_all(
+        &mut self,
+        nodes: &[Node],
+        mut renewed: HashMap<String, MicroTime>,
+    ) -> Result<(), kube::Error> {
+        let collects = self.looks.is_multiple_of(LOOKS_BETWEEN_COLLECTIONS);
+        self.looks += 1;
         let now = Instant::now();
         let mut tainted: BTreeMap<String, Vec<Taint>> = BTreeMap::new();
-        for node in &nodes {
+        for node in nodes {
             let name = node.name_any();
             let latest = renewed.remove(&name);
             let seen =
@@ -87,7 +106,13 @@ impl NodeLifecycle {
                 seen.since = now;
             }
             let silent = now.duration_since(seen.since) >= GRACE;
-            let taints = self.judge(node, silent).await?;
+            let taints = match self.judge(node, silent).await {
+                Ok(taints) => taints,
+                Err(error) => {
+                    tracing::warn!(node = name, %error, "a node could not be brought in line with what is known");
+                    taints_of(node)
+                }
+            };
             let evicting: Vec<Taint> =
                 taints.into_iter().filter(|taint| taint.effect == "NoExecute").collect();
             if !evicting.is_empty() {
@@ -96,8 +121,7 @@ impl NodeLifecycle {
         }
         let names: Vec<String> = nodes.iter().map(kube::ResourceExt::name_any).collect();
         self.seen.retain(|name, _| names.contains(name));
-        // Lists of pods are dear; without trouble one look in twelve is enough to collect orphans.
-        if tainted.is_empty() && self.evictions.is_empty() && self.clock.now().as_second() / 5 % 12 != 0 {
+        if tainted.is_empty() && self.evictions.is_empty() && !collects {
             return Ok(());
         }
         self.evict(&tainted, &names, now).await
@@ -113,6 +137,8 @@ impl NodeLifecycle {
             .find(|condition| condition.type_ == "Ready")
             .map(|condition| condition.status.clone());
         let state = if silent { "Unknown" } else { ready.as_deref().unwrap_or("False") };
+        let marked;
+        let mut node = node;
         if silent && ready.as_deref() != Some("Unknown") {
             let now = stamp(self.clock.now());
             let unknown: Vec<Value> = conditions
@@ -126,17 +152,19 @@ impl NodeLifecycle {
                     })
                 })
                 .collect();
-            let patch = Patch::Strategic(json!({"status": {"conditions": unknown}}));
-            api.patch_status(&name, &PatchParams::default(), &patch).await?;
-            self.node_event(node, "NodeNotReady", format!("Node {name} status is now: NodeNotReady"));
+            // First the pods: should that fail, the node is still to be marked, and both are tried again.
             self.mark_pods(&name).await?;
+            let patch = Patch::Strategic(json!({"status": {"conditions": unknown}}));
+            marked = api.patch_status(&name, &PatchParams::default(), &patch).await?;
+            node = &marked;
+            self.node_event(node, "NodeNotReady", format!("Node {name} status is now: NodeNotReady"));
         }
         let wanted = match state {
             "True" => None,
             "Unknown" => Some(UNREACHABLE),
             _ => Some(NOT_READY),
         };
-        let current = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+        let current = taints_of(node);
         let ours = |taint: &Taint| taint.key == NOT_READY || taint.key == UNREACHABLE;
         let right = match wanted {
             None => !current.iter().any(ours),
@@ -203,7 +231,7 @@ impl NodeLifecycle {
             let Some(node) = spec.node_name.as_deref().filter(|name| !name.is_empty()) else { continue };
             let Some(uid) = pod.uid() else { continue };
             if !nodes.iter().any(|known| known == node) {
-                self.delete(pod, Some(0)).await?;
+                self.delete(pod, Some(0)).await;
                 continue;
             }
             let Some(taints) = tainted.get(node) else { continue };
@@ -226,7 +254,9 @@ impl NodeLifecycle {
                         pod.name_any()
                     ),
                 });
-                self.delete(pod, None).await?;
+                if !self.delete(pod, None).await {
+                    due.insert(uid, at);
+                }
             } else {
                 due.insert(uid, at);
             }
@@ -235,7 +265,8 @@ impl NodeLifecycle {
         Ok(())
     }
 
-    async fn delete(&self, pod: &Pod, grace: Option<u32>) -> Result<(), kube::Error> {
+    /// Deletes the pod; whether it is going now.
+    async fn delete(&self, pod: &Pod, grace: Option<u32>) -> bool {
         let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
         let parameters = DeleteParams {
             grace_period_seconds: grace,
@@ -243,8 +274,12 @@ impl NodeLifecycle {
             ..DeleteParams::default()
         };
         match api.delete(&pod.name_any(), &parameters).await {
-            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-            result => result.map(drop),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => true,
+            Err(error) => {
+                tracing::warn!(namespace = pod.namespace(), pod = pod.name_any(), %error, "a pod could not be deleted");
+                false
+            }
+            Ok(_) => true,
         }
     }
 
@@ -260,36 +295,38 @@ impl NodeLifecycle {
     }
 }
 
-/// How long a pod may stay on a node with these `NoExecute` taints; `None` for ever.
-fn patience(taints: &[Taint], tolerations: &[Toleration]) -> Option<Duration> {
-    let mut shortest: Option<Duration> = None;
-    for taint in taints {
-        let matching: Vec<&Toleration> =
-            tolerations.iter().filter(|toleration| tolerates(toleration, taint)).collect();
-        let wait = if matching.is_empty() {
-            let default = taint.key == NOT_READY || taint.key == UNREACHABLE;
-            Some(if default { DEFAULT_TOLERATION } else { Duration::ZERO })
-        } else {
-            matching
-                .iter()
-                .filter_map(|toleration| toleration.toleration_seconds)
-                .min()
-                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
-        };
-        if let Some(wait) = wait {
-            shortest = Some(shortest.map_or(wait, |known| known.min(wait)));
-        }
-    }
-    shortest
+fn taints_of(node: &Node) -> Vec<Taint> {
+    node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default()
 }
 
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let key = toleration.key.as_deref().unwrap_or_default();
-    let exists = toleration.operator.as_deref() == Some("Exists");
-    (key == taint.key || key.is_empty() && exists)
-        && toleration.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == taint.effect)
-        && (exists
-            || toleration.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default())
+/// How long a pod may stay on a node with these `NoExecute` taints; `None` for ever.
+fn patience(taints: &[Taint], tolerations: &[Toleration]) -> Option<Duration> {
+    let tolerations: Vec<(gantry_model::Toleration, Option<i64>)> = tolerations
+        .iter()
+        .filter_map(|toleration| {
+            let value = serde_json::to_value(toleration).ok()?;
+            Some((parse_toleration(&value).ok()?, toleration.toleration_seconds))
+        })
+        .collect();
+    let waits = taints.iter().filter_map(|taint| {
+        let read = gantry_model::Taint {
+            key: taint.key.as_str().into(),
+            value: taint.value.as_deref().unwrap_or_default().into(),
+            effect: TaintEffect::NoExecute,
+        };
+        let matching: Vec<Option<i64>> = tolerations
+            .iter()
+            .filter(|(toleration, _)| toleration.tolerates(&read))
+            .map(|(_, seconds)| *seconds)
+            .collect();
+        if matching.is_empty() {
+            let default = taint.key == NOT_READY || taint.key == UNREACHABLE;
+            return Some(if default { DEFAULT_TOLERATION } else { Duration::ZERO });
+        }
+        let shortest = matching.into_iter().flatten().min()?;
+        Some(Duration::from_secs(u64::try_from(shortest).unwrap_or(0)))
+    });
+    waits.min()
 }
 
 /// Starts the controller.
@@ -301,7 +338,50 @@ pub(crate) fn start(client: Client, clock: SharedClock, recorder: Recorder, canc
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::Arc;
+
+    use gantry_apiserver::{ApiServer, Options};
+    use gantry_kit::{ManualClock, SeededIds};
+    use kube::api::PostParams;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_fails_keeps_nobody_from_the_others() {
+        let clock: SharedClock = Arc::new(ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap()));
+        let ids = Arc::new(SeededIds::new(1));
+        let api = ApiServer::new(Options::new(clock.clone(), ids.clone())).unwrap();
+        let (client, cancel) = (api.client(), CancellationToken::new());
+        let recorder = Recorder::start(client.clone(), clock.clone(), ids, cancel.clone());
+        let mut lifecycle = NodeLifecycle::new(client.clone(), clock, recorder);
+        let nodes = Api::<Node>::all(client.clone());
+        let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        let node = |name: &str| -> Node {
+            let value = json!({"metadata": {"name": name}, "status": ready});
+            serde_json::from_value(value).unwrap()
+        };
+        nodes.create(&PostParams::default(), &node("b-real")).await.unwrap();
+        let patch = Patch::Merge(json!({"status": ready}));
+        nodes.patch_status("b-real", &PatchParams::default(), &patch).await.unwrap();
+        let pods = Api::<Pod>::namespaced(client, "default");
+        let orphan = serde_json::from_value(json!({
+            "metadata": {"name": "orphan"},
+            "spec": {"nodeName": "gone", "containers": [{"name": "c", "image": "i"}]},
+        }))
+        .unwrap();
+        pods.create(&PostParams::default(), &orphan).await.unwrap();
+        // The first was deleted after the nodes were listed.
+        let listed = [node("a-deleted"), nodes.get("b-real").await.unwrap()];
+        lifecycle.looks = 1;
+        lifecycle.judge_all(&listed, HashMap::new()).await.unwrap();
+        assert!(pods.get_opt("orphan").await.unwrap().is_some(), "not every look collects");
+        tokio::time::advance(GRACE).await;
+        lifecycle.judge_all(&listed, HashMap::new()).await.unwrap();
+        let keys = |node: &Node| taints_of(node).iter().map(|taint| taint.key.clone()).collect::<Vec<_>>();
+        assert_eq!(keys(&nodes.get("b-real").await.unwrap()), [UNREACHABLE; 2]);
+        assert!(pods.get_opt("orphan").await.unwrap().is_none());
+        cancel.cancel();
+    }
 
     #[test]
     fn tolerations_say_how_long_a_pod_stays() {

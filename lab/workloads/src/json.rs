@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+pub(crate) use gantry_kit::stamp;
+use gantry_kit::{fnv1a_32, suffix_letters};
 use jiff::Timestamp;
 use kube::core::{Selector, SelectorExt as _};
 use serde_json::{Map, Value, json};
@@ -138,11 +140,6 @@ pub(crate) fn controller_reference(kind: Kind, owner: &Value) -> Value {
     })
 }
 
-/// A time stamp as Kubernetes writes it: whole seconds, UTC.
-pub(crate) fn stamp(time: Timestamp) -> String {
-    Timestamp::from_second(time.as_second()).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
-}
-
 /// Seconds from `then` to `now`, negative if `then` lies ahead.
 pub(crate) fn seconds_between(then: Timestamp, now: Timestamp) -> i64 {
     now.as_second() - then.as_second()
@@ -237,14 +234,11 @@ pub(crate) fn normal_form(value: &Value) -> Value {
 /// FNV-1a over the normal form and the collision count, in the letters of generated names. Kubernetes hashes
 /// its own in-memory form, which nothing outside can reproduce: only the shape of the result is the same.
 pub(crate) fn template_hash(template: &Value, collisions: i64) -> String {
-    const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
-    let mut hash = 0x811c_9dc5_u32;
-    let text = normal_form(template).to_string();
-    let salt = if collisions == 0 { String::new() } else { collisions.to_string() };
-    for byte in text.bytes().chain(salt.bytes()) {
-        hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    let mut text = normal_form(template).to_string();
+    if collisions != 0 {
+        text.push_str(&collisions.to_string());
     }
-    hash.to_string().bytes().map(|digit| char::from(ALPHABET[usize::from(digit) % 27])).collect()
+    suffix_letters(&fnv1a_32(text.as_bytes()).to_string())
 }
 
 /// Sets `object[key] = value`, making `object` an object if it is absent.

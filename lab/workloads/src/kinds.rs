@@ -3,9 +3,7 @@
 /// A kind that the controllers know. The order is the order in which their first lists are worked off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
-    Namespace,
     Node,
-    ServiceAccount,
     ConfigMap,
     Secret,
     PersistentVolumeClaim,
@@ -37,10 +35,8 @@ const fn row(kind: Kind, api_version: &'static str, name: &'static str, plural: 
 }
 
 /// Rows in the order of the variants, which `Kind::row` relies on and a test checks.
-const ROWS: [Row; 20] = [
-    row(Kind::Namespace, "v1", "Namespace", "namespaces"),
+const ROWS: [Row; 18] = [
     row(Kind::Node, "v1", "Node", "nodes"),
-    row(Kind::ServiceAccount, "v1", "ServiceAccount", "serviceaccounts"),
     row(Kind::ConfigMap, "v1", "ConfigMap", "configmaps"),
     row(Kind::Secret, "v1", "Secret", "secrets"),
     row(Kind::PersistentVolumeClaim, "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),

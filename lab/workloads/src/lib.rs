@@ -1,6 +1,6 @@
 //! The small controllers that plain YAML needs: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, CronJob, the
-//! endpoints of Services, status of PodDisruptionBudgets, HorizontalPodAutoscalers and ResourceQuotas, and what a
-//! new namespace starts with. They do what kube-controller-manager does, with its conditions, reasons and events.
+//! endpoints of Services, and the status of PodDisruptionBudgets, HorizontalPodAutoscalers and ResourceQuotas. They
+//! do what kube-controller-manager does, with its conditions, reasons and events.
 //!
 //! Each controller is a pure function from what is observed to a plan; one runtime serves all of them:
 //!
@@ -28,6 +28,7 @@ mod store;
 use gantry_kit::{CancellationToken, SharedClock, SharedIds};
 use kube::Client;
 use kube::core::Status;
+pub use runtime::{Event, EventRecorder};
 
 /// What the controllers are made of.
 #[derive(Debug, Clone)]
@@ -36,16 +37,14 @@ pub struct Options {
     pub clock: SharedClock,
     /// Where the names of events come from.
     pub ids: SharedIds,
-    /// The certificate authority (PEM) that goes into `kube-root-ca.crt` of every namespace, if there is one.
-    pub root_ca: Option<String>,
     /// How many objects are reconciled at the same time.
     pub workers: usize,
 }
 
 impl Options {
-    /// The usual settings: no certificate authority, eight workers.
+    /// The usual settings: eight workers.
     pub fn new(clock: SharedClock, ids: SharedIds) -> Self {
-        Self { clock, ids, root_ca: None, workers: 8 }
+        Self { clock, ids, workers: 8 }
     }
 }
 

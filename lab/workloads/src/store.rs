@@ -283,8 +283,7 @@ fn trimmed(kind: Kind, mut object: Value) -> Value {
         metadata.remove("managedFields");
     }
     if let (Kind::Secret | Kind::ConfigMap, Some(fields)) = (kind, object.as_object_mut()) {
-        let is_root_ca = fields["metadata"].text("/name") == crate::controllers::namespace::ROOT_CA;
-        fields.retain(|key, _| key == "metadata" || (is_root_ca && key == "data"));
+        fields.retain(|key, _| key == "metadata");
     }
     object
 }

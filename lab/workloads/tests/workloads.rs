@@ -367,7 +367,7 @@ async fn endpoints_follow_readiness() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn budgets_quotas_autoscalers_and_namespaces_have_a_status() {
+async fn budgets_quotas_and_autoscalers_have_a_status() {
     let cluster = Cluster::start(&["n1"]).await;
     cluster
         .create(
@@ -417,17 +417,6 @@ async fn budgets_quotas_autoscalers_and_namespaces_have_a_status() {
             quota["status"]["used"] == json!({"pods": "3", "count/deployments.apps": "1"})
         })
         .await;
-    cluster
-        .create(
-            "/api/v1/namespaces",
-            json!({
-                "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ml"},
-            }),
-        )
-        .await;
-    cluster.until("/api/v1/namespaces/ml/serviceaccounts/default", |_| true).await;
-    let certificate = cluster.until("/api/v1/namespaces/ml/configmaps/kube-root-ca.crt", |_| true).await;
-    assert_eq!(certificate["data"]["ca.crt"], "PEM");
 }
 
 #[tokio::test(start_paused = true)]

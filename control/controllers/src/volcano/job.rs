@@ -52,9 +52,7 @@ impl Job {
                     "at most the task's replicas",
                 ));
             }
-            if !task["template"].is_object() {
-                return Err(invalid(field("template"), &task["template"], "a pod template"));
-            }
+            check_template(&task["template"], &field("template"))?;
             let name = task["name"].as_str().map_or_else(|| format!("default{index}"), str::to_owned);
             tasks.push(Task { name, replicas, min_available, template: task["template"].clone() });
         }
@@ -90,6 +88,20 @@ impl Job {
     pub(crate) fn group_name(&self) -> String {
         format!("{}-{}", self.name, self.uid)
     }
+}
+
+/// Checks what is written into of a template; the API server checks the rest when the pod is made.
+fn check_template(template: &Value, field: &str) -> Result<(), Error> {
+    if !template.is_object() {
+        return Err(invalid(field.to_owned(), template, "a pod template"));
+    }
+    for path in ["metadata", "metadata.labels", "metadata.annotations", "spec"] {
+        let value = path.split('.').fold(template, |value, key| &value[key]);
+        if !value.is_object() && !value.is_null() {
+            return Err(invalid(format!("{field}.{path}"), value, "an object"));
+        }
+    }
+    Ok(())
 }
 
 fn count(value: &Value, field: impl Fn() -> String) -> Result<Option<u64>, Error> {

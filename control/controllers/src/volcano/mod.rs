@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use gantry_kit::{CancellationToken, SharedClock};
+use gantry_kit::{CancellationToken, SharedClock, catch_panic, stamp};
 use k8s_openapi::api::core::v1::{Event, ObjectReference};
 use kube::api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::runtime::controller::{Action, Config, Controller};
@@ -51,7 +51,14 @@ pub async fn run(client: Client, options: Options, cancel: CancellationToken) {
         .owns_with(pods, pod_resource(), watcher::Config::default().labels(JOB_LABEL))
         .with_config(Config::default().concurrency(8).debounce(DEBOUNCE))
         .graceful_shutdown_on(cancel.cancelled_owned())
-        .run(reconcile, |_, error, _| on_error(error), context)
+        .run(
+            |object, context| {
+                let job = format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any());
+                guarded(job, reconcile(object, context))
+            },
+            |_, error, _| on_error(error),
+            context,
+        )
         .for_each(async |_| {})
         .await;
 }
@@ -70,12 +77,20 @@ fn pod_resource() -> ApiResource {
 }
 
 fn on_error(error: &Error) -> Action {
-    tracing::warn!(%error, "volcano job");
+    match error {
+        Error::Panic { .. } => tracing::error!(%error, "volcano job"),
+        _ => tracing::warn!(%error, "volcano job"),
+    }
     match error {
         // The object must change first, and its change wakes the controller.
         Error::Job { .. } => Action::await_change(),
-        Error::Api { .. } => Action::requeue(RETRY),
+        Error::Api { .. } | Error::Panic { .. } => Action::requeue(RETRY),
     }
+}
+
+/// What a reconciliation answers; kube would let a panic over one Job end the controller of all.
+async fn guarded(job: String, work: impl Future<Output = Result<Action, Error>>) -> Result<Action, Error> {
+    catch_panic(work).await.unwrap_or_else(|message| Err(Error::Panic { job, message }))
 }
 
 async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<Action, Error> {
@@ -125,7 +140,7 @@ async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<
     }
     let jobs: Api<DynamicObject> =
         Api::namespaced_with(context.client.clone(), &job.namespace, &job_resource());
-    let now = context.clock.now().to_string();
+    let now = stamp(context.clock.now());
     write_status(&jobs, &value, plan.status, &now).await?;
     write_status(&groups, &group, plan.group_status, &now).await?;
     Ok(Action::await_change())
@@ -222,4 +237,17 @@ fn api(action: &'static str, object: &str) -> impl FnOnce(kube::Error) -> Error 
 
 fn to_value(object: &(impl serde::Serialize + Debug)) -> Value {
     serde_json::to_value(object).expect("invariant: objects read from JSON can be written as JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_over_one_job_is_an_error_that_is_tried_again() {
+        let error = guarded("ml/train".to_owned(), async { panic!("no such task") }).await;
+        let error = error.expect_err("the panic must be reported");
+        assert_eq!(error.to_string(), "job ml/train: panicked: no such task");
+        assert_eq!(on_error(&error), Action::requeue(RETRY));
+    }
 }

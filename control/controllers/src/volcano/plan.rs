@@ -312,6 +312,17 @@ mod tests {
         assert_eq!(plan(&job, &pods(&["Running", "Running"])).delete, ["j-w-1"]);
     }
 
+    fn with_template(template: &Value) -> Value {
+        json!({"tasks": [{"replicas": 1, "template": template}]})
+    }
+
+    #[test]
+    fn a_template_with_nulls_makes_pods() {
+        let template = json!({"metadata": {"labels": null, "annotations": null}, "spec": null});
+        let plan = plan(&job(&with_template(&template)), &[]);
+        assert_eq!(plan.create[0]["metadata"]["labels"]["volcano.sh/task-index"], "0");
+    }
+
     #[test]
     fn bad_jobs_are_told_the_field_and_the_rule() {
         for (spec, expected) in [
@@ -328,6 +339,19 @@ mod tests {
                 json!({"tasks": [{"replicas": 1}]}),
                 "spec.tasks[0].template: invalid value null: a pod template",
             ),
+            (
+                with_template(&json!({"metadata": "x"})),
+                "spec.tasks[0].template.metadata: invalid value \"x\": an object",
+            ),
+            (
+                with_template(&json!({"metadata": {"labels": []}})),
+                "spec.tasks[0].template.metadata.labels: invalid value []: an object",
+            ),
+            (
+                with_template(&json!({"metadata": {"annotations": true}})),
+                "spec.tasks[0].template.metadata.annotations: invalid value true: an object",
+            ),
+            (with_template(&json!({"spec": 3})), "spec.tasks[0].template.spec: invalid value 3: an object"),
         ] {
             let object = json!({"metadata": {"name": "j"}, "spec": spec});
             assert_eq!(Job::parse(&object).unwrap_err().to_string(), expected);

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use gantry_apimachinery::{FieldError, FieldPath};
+use gantry_kit::stamp;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -129,8 +130,7 @@ pub(crate) fn answer_token_request(
     let audiences: Vec<&str> = items(&request["spec"]["audiences"]).iter().map(text).collect();
     let token = authenticator.issue(account, &audiences, now, seconds);
     let end = now.saturating_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
-    let end = Timestamp::from_second(end.as_second()).unwrap_or(end).to_string();
-    set(&mut request, &["status"], json!({"token": token, "expirationTimestamp": end}));
+    set(&mut request, &["status"], json!({"token": token, "expirationTimestamp": stamp(end)}));
     Ok(request)
 }
 

@@ -15,15 +15,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_kit::CancellationToken;
+use gantry_kit::{CancellationToken, catch_panic};
 use serde_json::json;
+use tokio::time::Instant;
 
 use self::expiry::Expiry;
 use self::gc::{Action, Graph, Target, Uid};
 use crate::http::Call;
 use crate::registry::Resource;
 use crate::server::{ApiServer, Inner};
-use crate::store::{Change, ChangeKind, Object, ResourceId};
+use crate::store::{Change, ChangeKind, Feed, Object, ResourceId};
 use crate::verbs::{Part, modify};
 use crate::{Status, crd, verbs};
 
@@ -64,17 +65,12 @@ impl ApiServer {
         drop(objects);
         loop {
             state.work(server).await;
-            let event = tokio::select! {
-                biased;
-                () = cancel.cancelled() => Event::Stop,
-                change = changes.recv() => change.map_or(Event::Stop, |(id, change)| Event::Change(id, change)),
-                () = state.expiry.due() => Event::Due,
-                () = tokio::time::sleep(RETRY), if !state.failed.is_empty() => Event::Retry,
-            };
+            let event = state.next_event(&mut changes, &cancel).await;
             match event {
                 Event::Stop => return,
                 Event::Due => state.expiry.expire(server),
                 Event::Retry => {
+                    state.retry_at = None;
                     let failed = std::mem::take(&mut state.failed);
                     state.queue.extend(failed);
                 }
@@ -97,9 +93,28 @@ struct State {
     expiry: Expiry,
     queue: BTreeSet<Work>,
     failed: BTreeSet<Work>,
+    /// When what failed is tried again; set while there is any.
+    retry_at: Option<Instant>,
 }
 
 impl State {
+    async fn next_event(&self, changes: &mut Feed, cancel: &CancellationToken) -> Event {
+        let retry = async {
+            match self.retry_at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        // What is due at a time goes before changes: on a busy cluster there is always one more of these.
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => Event::Stop,
+            () = retry => Event::Retry,
+            () = self.expiry.due() => Event::Due,
+            change = changes.recv() => change.map_or(Event::Stop, |(id, change)| Event::Change(id, change)),
+        }
+    }
+
     fn follow(&mut self, resource: &ResourceId, change: &Change) {
         let object = &change.object;
         if change.kind == ChangeKind::Deleted {
@@ -141,29 +156,31 @@ impl State {
 
     async fn work(&mut self, server: &Arc<Inner>) {
         for work in std::mem::take(&mut self.queue) {
-            let result = match &work {
-                Work::Namespace(name) => namespaces::terminate(server, name).await,
-                Work::Definition(name) => {
-                    crd::clean_up(server, name);
-                    Ok(())
-                }
-                Work::Account(name) => namespaces::ensure_account(server, name).await,
-                Work::Object(uid) => {
-                    let served = server.registry.served();
-                    let actions = self
-                        .graph
-                        .examine(uid, |api_version, kind| served.by_kind(api_version, kind).is_some());
-                    perform(server, actions).await
-                }
-            };
-            match result {
-                Ok(()) => {}
+            match catch_panic(self.work_on(&work, server)).await {
+                Ok(Ok(())) => continue,
                 // Somebody else changed or removed it; that change is on its way here.
-                Err(status) if matches!(status.code, 404 | 409) => {}
-                Err(status) => {
-                    tracing::warn!(?work, %status, "trying again");
-                    self.failed.insert(work);
-                }
+                Ok(Err(status)) if matches!(status.code, 404 | 409) => continue,
+                Ok(Err(status)) => tracing::warn!(?work, %status, "trying again"),
+                Err(panic) => tracing::error!(?work, panic, "a controller panicked, trying again"),
+            }
+            self.failed.insert(work);
+            self.retry_at.get_or_insert_with(|| Instant::now() + RETRY);
+        }
+    }
+
+    async fn work_on(&mut self, work: &Work, server: &Arc<Inner>) -> Result<(), Status> {
+        match work {
+            Work::Namespace(name) => namespaces::terminate(server, name).await,
+            Work::Definition(name) => {
+                crd::clean_up(server, name);
+                Ok(())
+            }
+            Work::Account(name) => namespaces::ensure_account(server, name).await,
+            Work::Object(uid) => {
+                let served = server.registry.served();
+                let is_served = |api_version: &str, kind: &str| served.by_kind(api_version, kind).is_some();
+                let actions = self.graph.examine(uid, is_served);
+                perform(server, actions).await
             }
         }
     }
@@ -221,4 +238,32 @@ async fn edit(
     })
     .await
     .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_failed_is_tried_again_however_busy_the_cluster_is() {
+        let (sender, mut changes) = tokio::sync::mpsc::unbounded_channel();
+        let object = Arc::new(Object::new(json!({"metadata": {"name": "n"}}), 1));
+        let change = Arc::new(Change { kind: ChangeKind::Modified, object, previous: None });
+        let mut state = State::default();
+        state.failed.insert(Work::Namespace("going".to_owned()));
+        state.retry_at = Some(Instant::now() + RETRY);
+        let cancel = CancellationToken::new();
+        let mut followed = 0;
+        loop {
+            sender.send((ResourceId::from("pods"), change.clone())).expect("the receiver is there");
+            match state.next_event(&mut changes, &cancel).await {
+                Event::Retry => break,
+                Event::Change(..) => followed += 1,
+                Event::Due | Event::Stop => panic!("nothing expires or stops"),
+            }
+            assert!(followed < 100, "changes must not put the retry off");
+            tokio::time::advance(RETRY / 10).await;
+        }
+        assert_eq!(followed, 10);
+    }
 }

@@ -396,6 +396,7 @@ mod tests {
         };
         assert_eq!(class(json!({})), "BestEffort");
         assert_eq!(class(json!({"limits": {"nvidia.com/gpu": "1"}})), "BestEffort");
+        assert_eq!(class(json!({"requests": {"cpu": "0"}, "limits": {"memory": "0"}})), "BestEffort");
         assert_eq!(class(json!({"limits": {"cpu": "1", "memory": "1Gi"}})), "Guaranteed");
         assert_eq!(
             class(json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}})),

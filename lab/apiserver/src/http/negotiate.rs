@@ -85,7 +85,7 @@ impl Accept {
         Self(ranges)
     }
 
-    /// The first form that the server can give. `tables` is false where an answer has no rows.
+    /// The first form that the server can give. `include` is what the query's `includeObject` asks of a table's rows.
     pub(crate) fn negotiate(&self, include: Option<&str>) -> Result<(Encoding, Shape), Status> {
         for range in &self.0 {
             let encoding = match range.media_type.as_str() {

@@ -219,7 +219,7 @@ fn mark_deleted(call: &Call, old: &Value, options: &DeleteOptions) -> Value {
     if !marked || pending.is_some_and(|pending| grace < pending) {
         let now = call.server.options.clock.now();
         let end = now.saturating_add(SignedDuration::from_secs(grace)).unwrap_or(now);
-        metadata.insert("deletionTimestamp".into(), meta::rfc3339(end).into());
+        metadata.insert("deletionTimestamp".into(), gantry_kit::stamp(end).into());
         metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
         if let Some(generation) = metadata.get("generation").and_then(Value::as_u64) {
             metadata.insert("generation".into(), (generation + 1).into());

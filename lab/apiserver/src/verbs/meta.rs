@@ -3,8 +3,7 @@
 use gantry_apimachinery::{
     FieldError, FieldPath, ResourceName, validate_annotations, validate_labels, validate_qualified_name,
 };
-use gantry_kit::{SharedClock, SharedIds};
-use jiff::Timestamp;
+use gantry_kit::{SharedClock, SharedIds, stamp};
 use serde_json::{Value, json};
 
 use crate::http::Call;
@@ -22,13 +21,8 @@ const SYSTEM_FIELDS: &[&str] = &[
     "selfLink",
 ];
 
-/// A time stamp with the precision that Kubernetes gives metadata.
-pub(crate) fn rfc3339(time: Timestamp) -> String {
-    Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
-}
-
 pub(crate) fn now(clock: &SharedClock) -> String {
-    rfc3339(clock.now())
+    stamp(clock.now())
 }
 
 /// Checks `apiVersion` and `kind` against the path, filling in what is absent.

@@ -13,7 +13,7 @@ use super::filter::{Filter, Transition};
 use super::list::{invalid_revision, too_large_revision};
 use super::view::View;
 use crate::Status;
-use crate::http::{Body, Call, Shape, response, stream as stream_body};
+use crate::http::{Body, Call, Shape, full, response, stream as stream_body};
 use crate::store::{Change, HistoryError, Object, Subscription, to_bytes};
 
 /// How long a watch lasts unless the client says.
@@ -83,7 +83,11 @@ pub(crate) fn watch(call: Call) -> Result<Response<Body>, Status> {
                 subscription
             }
             Err(HistoryError::Compacted { oldest }) => {
-                return Err(Status::expired(format!("too old resource version: {from} ({oldest})")));
+                // As Kubernetes does it: an event in a watch that began. Clients such as kube's watcher list again
+                // after the event; a refused request they would only repeat.
+                let mut out = BytesMut::new();
+                expired(&mut out, &format!("too old resource version: {from} ({oldest})"));
+                return Ok(response(200, "application/json", full(out.freeze())));
             }
             Err(HistoryError::Future { current }) => {
                 return Err(too_large_revision(from, current));
@@ -122,8 +126,7 @@ impl Watch {
                     Some(change) => self.drain(&mut out, &change),
                     None => {
                         self.ended = true;
-                        let status = Status::expired("too old resource version: the watch fell behind");
-                        line(&mut out, "ERROR", &to_bytes(&status.to_value()));
+                        expired(&mut out, "too old resource version: the watch fell behind");
                     }
                 },
                 _ = tick => {
@@ -169,6 +172,11 @@ fn event(out: &mut BytesMut, view: &View<'_>, filter: &Filter, change: &Change) 
             line(out, "DELETED", &view.object(&Object::new(value, change.object.revision)));
         }
     }
+}
+
+/// The last event of a watch that cannot go on.
+fn expired(out: &mut BytesMut, why: &str) {
+    line(out, "ERROR", &to_bytes(&Status::expired(why).to_value()));
 }
 
 fn line(out: &mut BytesMut, kind: &str, object: &[u8]) {

@@ -31,7 +31,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) terminating: bool,
 }
 
-/// The `status` that the kubelet writes. Conditions of others are not in it: a strategic merge keeps them.
+/// The `status` that the kubelet writes. Conditions of others and the class that the API server gave the pod are not in
+/// it: a strategic merge keeps them.
 pub(crate) fn status(pod: &Pod, records: &BTreeMap<String, Record>, around: &Surroundings<'_>) -> Value {
     let Some(spec) = &pod.spec else { return json!({}) };
     let inits = spec.init_containers.as_deref().unwrap_or_default();
@@ -40,7 +41,6 @@ pub(crate) fn status(pod: &Pod, records: &BTreeMap<String, Record>, around: &Sur
     status.insert("phase".to_owned(), phase.into());
     status.insert("conditions".to_owned(), conditions(pod, spec, records, around, phase).into());
     status.insert("startTime".to_owned(), stamp(around.started).into());
-    status.insert("qosClass".to_owned(), qos(spec).into());
     status.insert("hostIP".to_owned(), around.host_ip.into());
     status.insert("hostIPs".to_owned(), json!([{"ip": around.host_ip}]));
     if let Some(failure) = around.failure {
@@ -253,30 +253,6 @@ fn image_id(image: &str) -> String {
     format!("{repository}@sha256:{:016x}{:016x}{:016x}{:016x}", hash(1), hash(2), hash(3), hash(4))
 }
 
-/// The pod's quality of service class from its CPU and memory.
-pub(crate) fn qos(spec: &PodSpec) -> &'static str {
-    let containers = || spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let get = |container: &Container, requests: bool, name: &str| {
-        let resources = container.resources.as_ref()?;
-        let list = if requests { resources.requests.as_ref() } else { resources.limits.as_ref() };
-        list?.get(name).map(|quantity| quantity.0.clone())
-    };
-    let names = ["cpu", "memory"];
-    let any = containers().any(|container| {
-        names.iter().any(|name| get(container, true, name).is_some() || get(container, false, name).is_some())
-    });
-    if !any {
-        return "BestEffort";
-    }
-    let guaranteed = containers().all(|container| {
-        names.iter().all(|name| {
-            let limit = get(container, false, name);
-            limit.is_some() && get(container, true, name).is_none_or(|request| Some(request) == limit)
-        })
-    });
-    if guaranteed { "Guaranteed" } else { "Burstable" }
-}
-
 /// Whether a pod of this policy and phase has ended for good.
 pub(crate) fn is_terminal(pod: &Pod) -> bool {
     pod.status
@@ -393,19 +369,5 @@ mod tests {
         assert_eq!(ended["phase"], "Succeeded");
         assert_eq!(condition(&ended, "Ready")["reason"], "PodCompleted");
         assert_eq!(ended["containerStatuses"][0]["state"]["terminated"]["reason"], "Completed");
-    }
-
-    #[test]
-    fn the_quality_of_service_class_follows_cpu_and_memory() {
-        for (resources, expected) in [
-            (json!({}), "BestEffort"),
-            (json!({"limits": {"nvidia.com/gpu": "1"}}), "BestEffort"),
-            (json!({"limits": {"cpu": "1", "memory": "1Gi"}}), "Guaranteed"),
-            (json!({"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}}), "Burstable"),
-            (json!({"requests": {"cpu": "1"}}), "Burstable"),
-        ] {
-            let pod = pod(&json!([{"name": "a", "resources": resources}]));
-            assert_eq!(qos(pod.spec.as_ref().unwrap()), expected, "{resources}");
-        }
     }
 }

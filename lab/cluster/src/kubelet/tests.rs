@@ -206,12 +206,12 @@ fn gpus(count: u32) -> Value {
 #[tokio::test(start_paused = true)]
 async fn a_pod_runs_answers_and_is_deleted() {
     let lab = Lab::virtual_time().await;
-    lab.run("p", json!({"command": ["sh", "-c", "echo one; echo two; sleep infinity"], "env": [{"name": "A", "value": "b"}]})).await;
+    lab.run("p", json!({"command": ["sh", "-c", "echo one; echo two; sleep infinity"], "env": [{"name": "A", "value": "b"}], "resources": {"requests": {"cpu": "0"}}})).await;
     let pod = lab.running("p").await;
     let status = &pod["status"]["containerStatuses"][0];
     assert_eq!((&status["ready"], &status["restartCount"]), (&json!(true), &json!(0)));
     assert_eq!(pod["status"]["podIP"], "10.128.0.2");
-    assert_eq!(pod["status"]["qosClass"], "BestEffort");
+    assert_eq!(pod["status"]["qosClass"], "BestEffort", "what the API server said stays");
     assert_eq!(lab.exec("p", &["printenv", "A"]).await, (0, "b\n".to_owned(), String::new()));
     let (code, _, error) = lab.exec("p", &["nvidia-smi"]).await;
     assert_eq!(code, 127);

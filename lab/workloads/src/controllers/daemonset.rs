@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use gantry_dialect::{parse_constraints, parse_node, parse_toleration};
+use gantry_model::{TaintEffect, Toleration};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::nodes::{fits, untolerated};
 use super::replicaset::generate_name;
 use super::revisions::{self, REVISION_LABEL, Revision};
 use crate::json::{Fields as _, controller_reference, entry, int_or_percent, status_diff, without_zeros};
@@ -88,16 +89,12 @@ impl<'a> Run<'a> {
             pods.sort_by_key(|pod| (pod.node.is_empty(), pod.created, pod.id.clone()));
         }
         let tolerations = tolerations(spec);
-        let nodes = observed.nodes.iter().map(|node| {
-            let (should_run, may_go_on) = wants(spec, &tolerations, node);
-            (&**node, should_run, may_go_on)
-        });
         Self {
             observed,
             update,
             now,
             min_ready: observed.set.int("/spec/minReadySeconds").unwrap_or(0),
-            nodes: nodes.collect(),
+            nodes: wants(spec, &tolerations, observed.nodes),
             tolerations,
             by_node,
         }
@@ -281,17 +278,38 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Whether a pod of the template should be started on the node, and whether one that runs there may go on.
-fn wants(spec: &Value, tolerations: &[Value], node: &Value) -> (bool, bool) {
+/// Each node with whether a pod of this spec should be started there, and whether one that runs there may go on, by the
+/// rules that the scheduler goes by. Where spec or node break a rule of the API no pod is started, and none is lost.
+fn wants<'a>(
+    spec: &Value,
+    tolerations: &[Value],
+    nodes: &'a [Arc<Value>],
+) -> Vec<(&'a Value, bool, bool)> {
+    const STAYS_AS_IT_IS: (bool, bool) = (false, true);
+    let Ok(constraints) = parse_constraints(spec) else {
+        let (should_run, may_go_on) = STAYS_AS_IT_IS;
+        return nodes.iter().map(|node| (&**node, should_run, may_go_on)).collect();
+    };
+    let tolerations: Vec<Toleration> =
+        tolerations.iter().filter_map(|value| parse_toleration(value).ok()).collect();
     let named = spec.text("/nodeName");
-    if (!named.is_empty() && named != node.name()) || !fits(spec, node) {
-        return (false, false);
-    }
-    let effects: Vec<&str> = untolerated(node, tolerations).collect();
-    (
-        !effects.iter().any(|effect| matches!(*effect, "NoSchedule" | "NoExecute")),
-        !effects.contains(&"NoExecute"),
-    )
+    let on = |value: &Value| {
+        let Ok(node) = parse_node(value) else { return STAYS_AS_IT_IS };
+        if !(named.is_empty() || named == &*node.name) || !constraints.matches(&node.name, &node.labels) {
+            return (false, false);
+        }
+        let keeps_away = |effect: TaintEffect| {
+            let taints = node.taints.iter().filter(|taint| taint.effect == effect);
+            taints.into_iter().any(|taint| !tolerations.iter().any(|known| known.tolerates(taint)))
+        };
+        let may_go_on = !keeps_away(TaintEffect::NoExecute);
+        (may_go_on && !keeps_away(TaintEffect::NoSchedule), may_go_on)
+    };
+    let judged = nodes.iter().map(|node| {
+        let (should_run, may_go_on) = on(node);
+        (&**node, should_run, may_go_on)
+    });
+    judged.collect()
 }
 
 fn tolerations(spec: &Value) -> Vec<Value> {
@@ -354,6 +372,58 @@ mod tests {
 
     fn run(set: &Value, nodes: &[Arc<Value>], pods: &[Arc<Pod>], revisions: &[Arc<Value>]) -> Plan {
         plan(&Observed { set, nodes, pods, revisions, failure: None }, now())
+    }
+
+    #[test]
+    fn nodes_are_chosen_by_the_rules_of_the_scheduler() {
+        let node = Arc::new(json!({
+            "metadata": {"name": "n1", "labels": {
+                "gpu": "a100", "count": "8", "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+            }},
+            "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
+        }));
+        let affinity = |term: Value| {
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": [term]}}}})
+        };
+        let expression = |key: &str, operator: &str, values: Value| {
+            affinity(json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}))
+        };
+        let name = |name: &str| {
+            affinity(json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]}]}))
+        };
+        let all = [json!({"operator": "Exists"})];
+        for (spec, expect) in [
+            (json!({}), true),
+            (json!({"nodeName": "n2"}), false),
+            (json!({"nodeSelector": {"gpu": "a100"}}), true),
+            (json!({"nodeSelector": {"gpu": "h100"}}), false),
+            (json!({"nodeSelector": {"nvidia.com/gpu.product": "A100-SXM4-80GB"}}), true),
+            (expression("nvidia.com/gpu.product", "In", json!(["A100-SXM4-80GB"])), true),
+            (expression("gpu", "NotIn", json!(["a100"])), false),
+            (expression("count", "Gt", json!(["4"])), true),
+            (affinity(json!({})), false),
+            (expression("gpu", "Near", json!(["a100"])), false),
+            (name("n1"), true),
+            (name("n2"), false),
+        ] {
+            let wanted = wants(&spec, &all, std::slice::from_ref(&node));
+            assert_eq!(wanted.get("n1").is_some_and(|(should_run, _)| *should_run), expect, "{spec}");
+        }
+        for (tolerations, expect) in [
+            (json!([]), false),
+            (json!([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]), true),
+            (json!([{"key": "nvidia.com/gpu", "value": "x"}]), false),
+        ] {
+            let tolerations = tolerations.as_array().cloned().unwrap_or_default();
+            let wanted = wants(&json!({}), &tolerations, std::slice::from_ref(&node));
+            assert_eq!(wanted["n1"], (expect, true), "{tolerations:?}");
+        }
+        let broken =
+            Arc::new(json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "many"}}}));
+        assert_eq!(wants(&json!({}), &all, &[broken])["n1"], (false, true));
+        let misspelt = expression("gpu", "Near", json!(["a100"]));
+        assert_eq!(wants(&misspelt, &all, &[node])["n1"], (false, true));
     }
 
     #[test]

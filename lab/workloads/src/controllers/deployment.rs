@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::rollout::{DESIRED, MAX, REVISION, Set, Wish, roll, scale};
+use super::rollout::{DESIRED, MAX, REVISION, Set, Strategy, roll, scale};
 use crate::json::{
     Fields as _, controller_reference, entry, normal_form, seconds_between, set, stamp, status_diff,
     string_map, template_hash, without_zeros,
@@ -43,7 +43,7 @@ pub(crate) fn plan(observed: Observed<'_>, now: Timestamp) -> Plan {
 struct Rollout<'a> {
     deployment: &'a Value,
     id: Ref,
-    wish: Wish,
+    strategy: Strategy,
     new: Option<Set>,
     old: Vec<Set>,
     has_pods: &'a dyn Fn(&Value) -> bool,
@@ -67,7 +67,7 @@ impl<'a> Rollout<'a> {
         Self {
             deployment,
             id: Ref::new(deployment.namespace(), deployment.name()),
-            wish: Wish::of(deployment),
+            strategy: Strategy::of(deployment),
             new,
             old: sets,
             has_pods: observed.has_pods,
@@ -90,15 +90,15 @@ impl<'a> Rollout<'a> {
         let paused = self.deployment.flag("/spec/paused");
         if paused || self.is_resized() {
             self.revise(false);
-            scale(&self.wish, self.deployment, self.new.as_mut(), &mut self.old);
+            scale(&self.strategy, self.deployment, self.new.as_mut(), &mut self.old);
             self.apply_scales();
             if paused {
                 self.clean_up();
             }
-        } else if self.wish.rolling {
+        } else if self.strategy.rolling {
             self.revise(true);
             if let Some(new) = &mut self.new {
-                roll(&self.wish, new, &mut self.old);
+                roll(&self.strategy, new, &mut self.old);
                 self.apply_scales();
             }
             self.clean_up_when_complete();
@@ -121,7 +121,7 @@ impl<'a> Rollout<'a> {
         }
         self.revise(true);
         if let Some(new) = &mut self.new {
-            new.replicas = self.wish.replicas;
+            new.replicas = self.strategy.replicas;
         }
         self.apply_scales();
         self.clean_up_when_complete();
@@ -142,7 +142,7 @@ impl<'a> Rollout<'a> {
     /// Whether the Deployment's size changed since its ReplicaSets were last scaled.
     fn is_resized(&self) -> bool {
         let mut active = self.old.iter().chain(&self.new).filter(|set| set.stored() > 0);
-        active.any(|set| set.number(DESIRED).is_some_and(|desired| desired != self.wish.replicas))
+        active.any(|set| set.number(DESIRED).is_some_and(|desired| desired != self.strategy.replicas))
     }
 
     /// Finds or makes the new ReplicaSet and numbers it.
@@ -209,10 +209,10 @@ impl<'a> Rollout<'a> {
         let mut selector = self.deployment.at("/spec/selector").clone();
         entry(&mut selector, "matchLabels")[HASH_LABEL] = hash.into();
         let old_total: i64 = self.old.iter().map(|set| set.replicas).sum();
-        let replicas = self.wish.new_replicas(0, old_total);
+        let replicas = self.strategy.new_replicas(0, old_total);
         let mut annotations = copied_annotations(self.deployment, &Value::Null);
-        annotations.insert(DESIRED.to_owned(), self.wish.replicas.to_string());
-        annotations.insert(MAX.to_owned(), (self.wish.replicas + self.wish.max_surge).to_string());
+        annotations.insert(DESIRED.to_owned(), self.strategy.replicas.to_string());
+        annotations.insert(MAX.to_owned(), (self.strategy.replicas + self.strategy.max_surge).to_string());
         annotations.insert(REVISION.to_owned(), revision.to_string());
         let mut spec = json!({"replicas": replicas, "selector": selector, "template": template});
         if let Some(seconds) = self.deployment.int("/spec/minReadySeconds") {
@@ -247,8 +247,8 @@ impl<'a> Rollout<'a> {
 
     /// Writes the sizes that were planned.
     fn apply_scales(&mut self) {
-        let max = self.wish.replicas + self.wish.max_surge;
-        let (desired, max) = (self.wish.replicas.to_string(), max.to_string());
+        let max = self.strategy.replicas + self.strategy.max_surge;
+        let (desired, max) = (self.strategy.replicas.to_string(), max.to_string());
         let mut patches = Vec::new();
         for set in self.old.iter_mut().chain(&mut self.new) {
             let is_new_object = set.object.uid().is_empty();
@@ -381,9 +381,9 @@ impl<'a> Rollout<'a> {
     }
 
     fn is_complete(&self, counts: &Counts) -> bool {
-        counts.updated == self.wish.replicas
-            && counts.replicas == self.wish.replicas
-            && counts.available == self.wish.replicas
+        counts.updated == self.strategy.replicas
+            && counts.replicas == self.strategy.replicas
+            && counts.available == self.strategy.replicas
     }
 
     fn judge_progress(&mut self, counts: &Counts) {
@@ -434,7 +434,7 @@ impl<'a> Rollout<'a> {
 
     fn write_status(&mut self) {
         let counts = self.counts();
-        if counts.available >= self.wish.replicas - self.wish.max_unavailable {
+        if counts.available >= self.strategy.replicas - self.strategy.max_unavailable {
             let message = "Deployment has minimum availability.";
             self.set_condition("Available", "True", "MinimumReplicasAvailable", message);
         } else {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::indexes;
+use super::indexes::Indexes;
 use super::pods::{condition, sort_for_deletion};
 use super::replicaset::generate_name;
 use crate::json::{
@@ -84,6 +84,11 @@ fn finished(job: &Value, pods: &[Arc<Pod>], now: Timestamp) -> Plan {
     plan
 }
 
+/// The completion indexes of a Job are those below this.
+fn index_count(job: &Value) -> u32 {
+    job.int("/spec/completions").and_then(|completions| u32::try_from(completions).ok()).unwrap_or(0)
+}
+
 /// How a Job ends, once that is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Verdict {
@@ -111,7 +116,7 @@ struct Run<'a> {
     failed: i64,
     uncounted_succeeded: Vec<String>,
     uncounted_failed: Vec<String>,
-    completed: BTreeSet<u32>,
+    completed: Indexes,
     verdict: Option<Verdict>,
     conditions: Vec<Value>,
     suspended: bool,
@@ -139,7 +144,7 @@ impl<'a> Run<'a> {
             failed: job.int("/status/failed").unwrap_or(0),
             uncounted_succeeded: texts("/status/uncountedTerminatedPods/succeeded"),
             uncounted_failed: texts("/status/uncountedTerminatedPods/failed"),
-            completed: indexes::parse(job.text("/status/completedIndexes")),
+            completed: Indexes::parse(job.text("/status/completedIndexes"), index_count(job)),
             verdict: None,
             conditions: job.list("/status/conditions").to_vec(),
             suspended: job.flag("/spec/suspend"),
@@ -186,10 +191,10 @@ impl<'a> Run<'a> {
             }
             if pod.phase == Phase::Succeeded {
                 if self.indexed {
-                    let valid = pod
-                        .completion_index
-                        .filter(|index| i64::from(*index) < self.completions.unwrap_or(0));
-                    self.completed.extend(valid);
+                    let limit = index_count(self.job);
+                    if let Some(index) = pod.completion_index.filter(|index| *index < limit) {
+                        self.completed.insert(index);
+                    }
                 } else {
                     self.uncounted_succeeded.push(pod.uid.clone());
                 }
@@ -202,7 +207,7 @@ impl<'a> Run<'a> {
             }
         }
         if self.indexed {
-            self.succeeded = i64::try_from(self.completed.len()).unwrap_or(i64::MAX);
+            self.succeeded = self.completed.count();
         }
     }
 
@@ -331,12 +336,12 @@ impl<'a> Run<'a> {
         if !self.indexed {
             return Vec::new();
         }
-        let mut seen = self.completed.clone();
-        let completions = self.completions.unwrap_or(0);
-        let fits = |pod: &Arc<Pod>| {
-            pod.completion_index.is_some_and(|index| i64::from(index) < completions && seen.insert(index))
+        let (limit, mut seen) = (index_count(self.job), BTreeSet::new());
+        let mut fits = |pod: &Arc<Pod>| {
+            let index =
+                pod.completion_index.filter(|index| *index < limit && !self.completed.contains(*index));
+            index.is_some_and(|index| seen.insert(index))
         };
-        let mut fits = fits;
         self.active.iter().filter(|pod| !fits(pod)).cloned().collect()
     }
 
@@ -348,8 +353,7 @@ impl<'a> Run<'a> {
             .filter(|pod| pod.is_active() || (waits_for_terminating && pod.deleting && !pod.has_ended()))
             .filter_map(|pod| pod.completion_index)
             .collect();
-        let completions = u32::try_from(self.completions.unwrap_or(0)).unwrap_or(0);
-        let open = (0..completions).filter(|i| !self.completed.contains(i) && !taken.contains(i));
+        let open = self.completed.missing(index_count(self.job)).filter(|index| !taken.contains(index));
         open.take(count).collect()
     }
 
@@ -375,6 +379,8 @@ impl<'a> Run<'a> {
             .filter(|pod| pod.phase == Phase::Failed)
             .map(|pod| ended_at(pod))
             .filter(|at| last_success.is_none_or(|success| *at > success))
+            // Nodes' clocks differ a little; what lies further ahead was before this clock was put back.
+            .filter(|at| seconds_between(self.now, *at) <= MAX_BACKOFF_S)
             .collect();
         let Some(last) = failures.iter().max() else { return 0 };
         let doublings = u32::try_from(failures.len() - 1).unwrap_or(u32::MAX).min(10);
@@ -457,7 +463,7 @@ impl<'a> Run<'a> {
         let mut status = without_zeros(json!({
             "active": self.active.len(), "succeeded": self.succeeded, "failed": self.failed,
             "startTime": start, "completionTime": completion,
-            "completedIndexes": indexes::format(&self.completed),
+            "completedIndexes": self.completed.to_string(),
             "conditions": self.conditions,
         }));
         let ready = self.active.iter().filter(|pod| pod.ready).count();
@@ -628,6 +634,22 @@ mod tests {
         assert!(created(&early).is_empty());
         assert_eq!(early.again_after, Some(std::time::Duration::from_secs(15)));
         assert_eq!(created(&plan(&job(json!({}), json!({})), &pods, time(1120))).len(), 1);
+        let skewed = plan(&job(json!({}), json!({})), &pods, time(1090));
+        assert_eq!(skewed.again_after, Some(std::time::Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn failures_before_the_clock_was_put_back_do_not_hold_a_job_up() {
+        let at = |time: &str| ended(time, "Failed", None, 1, time);
+        let ahead = at("2026-01-02T00:59:00Z");
+        let pods = [ahead.clone()];
+        assert_eq!(created(&plan(&job(json!({}), json!({})), &pods, now())).len(), 1);
+        let pods = [ahead, at("2026-01-01T00:59:55Z")];
+        let waiting = plan(&job(json!({}), json!({})), &pods, now());
+        assert_eq!(
+            (created(&waiting).len(), waiting.again_after),
+            (0, Some(std::time::Duration::from_secs(5)))
+        );
     }
 
     #[test]

@@ -9,8 +9,6 @@ mod disruption;
 pub(crate) mod endpoints;
 mod indexes;
 mod job;
-pub(crate) mod namespace;
-mod nodes;
 mod pods;
 pub(crate) mod quota;
 mod replicaset;
@@ -18,12 +16,11 @@ mod revisions;
 mod rollout;
 mod statefulset;
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::Options;
 use crate::json::{Fields as _, selector, selects};
 use crate::kinds::Kind;
 use crate::plan::{Failure, Plan};
@@ -31,14 +28,29 @@ use crate::pod::Pod;
 use crate::runtime::{Controller, Key, Regarding};
 use crate::store::{Ref, Store};
 
+/// Whom events of a plan are about, and the plan.
+pub(crate) type Planned = (Option<Regarding>, Plan);
+
 /// Gathers what the key's controller observes and lets it plan. `None` where there is nothing to look after.
 pub(crate) fn plan(
-    store: &Store,
+    store: MutexGuard<'_, Store>,
     key: &Key,
     failure: Option<&Failure>,
-    options: &Options,
     now: Timestamp,
-) -> Option<(Option<Regarding>, Plan)> {
+) -> Option<Planned> {
+    if key.controller == Controller::CronJob {
+        let cron = store.get(Kind::CronJob, &key.id)?;
+        let jobs = store.owned(Kind::Job, cron.uid());
+        // Time zones are files, and nobody should wait for a disk to get at the store.
+        drop(store);
+        let zone = cronjob::zone(cron.text("/spec/timeZone"));
+        let plan = cronjob::plan(&cron, &jobs, &zone, now);
+        return Some((Some(Regarding::object(Kind::CronJob, &cron)), plan));
+    }
+    plan_in(&store, key, failure, now)
+}
+
+fn plan_in(store: &Store, key: &Key, failure: Option<&Failure>, now: Timestamp) -> Option<Planned> {
     let namespace = &*key.id.namespace;
     if key.controller == Controller::OrphanPod {
         return Some((None, orphan(store, &key.id)?));
@@ -51,12 +63,6 @@ pub(crate) fn plan(
     };
     let object = &*object;
     let plan = match key.controller {
-        Controller::Namespace => {
-            let own = |name: &str| Ref::new(&key.id.name, name);
-            let account = store.get(Kind::ServiceAccount, &own(namespace::DEFAULT_ACCOUNT));
-            let certificate = store.get(Kind::ConfigMap, &own(namespace::ROOT_CA));
-            namespace::plan(object, account.is_some(), certificate.as_deref(), options.root_ca.as_deref())
-        }
         Controller::Deployment => deployment(store, object, failure, now),
         Controller::ReplicaSet => match claimed(store, kind, object) {
             Ok(pods) => replicaset::plan(object, &pods, failure, now),
@@ -97,10 +103,6 @@ pub(crate) fn plan(
             }
             Err(plan) => plan,
         },
-        Controller::CronJob => {
-            let zone = cronjob::zone(object.text("/spec/timeZone"));
-            cronjob::plan(object, &store.owned(Kind::Job, object.uid()), &zone, now)
-        }
         Controller::Endpoints => service(store, object),
         Controller::Disruption => disruption(store, object, now),
         Controller::Autoscaler => autoscaler::plan(object, target(store, object).as_ref(), now),
@@ -108,7 +110,7 @@ pub(crate) fn plan(
             let pods: Vec<Arc<Pod>> = store.pods_in(namespace).cloned().collect();
             quota::plan(object, &pods, &|resource| quota::count(store, namespace, resource))
         }
-        Controller::OrphanPod => return None,
+        Controller::OrphanPod | Controller::CronJob => return None,
     };
     Some((Some(Regarding::object(kind, object)), plan))
 }

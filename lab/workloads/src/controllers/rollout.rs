@@ -54,9 +54,9 @@ impl Set {
     }
 }
 
-/// What a Deployment asks for.
+/// How many pods a Deployment asks for, and how they may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct Strategy {
     pub(crate) replicas: i64,
     pub(crate) rolling: bool,
     /// Pods above `replicas` during a rolling update.
@@ -65,7 +65,7 @@ pub(crate) struct Wish {
     pub(crate) max_unavailable: i64,
 }
 
-impl Wish {
+impl Strategy {
     pub(crate) fn of(deployment: &Value) -> Self {
         let replicas = deployment.int("/spec/replicas").unwrap_or(1);
         let rolling = deployment.text("/spec/strategy/type") != "Recreate";
@@ -97,19 +97,19 @@ impl Wish {
 }
 
 /// One step of a rolling update: grow the new set, or else shrink the old ones.
-pub(crate) fn roll(wish: &Wish, new: &mut Set, old: &mut [Set]) {
+pub(crate) fn roll(strategy: &Strategy, new: &mut Set, old: &mut [Set]) {
     let old_total: i64 = old.iter().map(|set| set.replicas).sum();
     let before = new.replicas;
-    new.replicas = if new.replicas > wish.replicas {
-        wish.replicas
+    new.replicas = if new.replicas > strategy.replicas {
+        strategy.replicas
     } else {
-        wish.new_replicas(new.replicas, new.replicas + old_total)
+        strategy.new_replicas(new.replicas, new.replicas + old_total)
     };
     if new.replicas != before || old_total == 0 {
         return;
     }
     old.sort_by_key(|set| (set.object.created(), set.object.name().to_owned()));
-    let min_available = wish.replicas - wish.max_unavailable;
+    let min_available = strategy.replicas - strategy.max_unavailable;
     let new_unavailable = new.replicas - new.available();
     let mut may_go = (new.replicas + old_total - min_available - new_unavailable).max(0);
     if may_go == 0 {
@@ -131,7 +131,7 @@ pub(crate) fn roll(wish: &Wish, new: &mut Set, old: &mut [Set]) {
 }
 
 /// Scales while no rollout moves: the one active set alone, a finished one entirely, several in proportion.
-pub(crate) fn scale(wish: &Wish, deployment: &Value, mut new: Option<&mut Set>, old: &mut [Set]) {
+pub(crate) fn scale(strategy: &Strategy, deployment: &Value, mut new: Option<&mut Set>, old: &mut [Set]) {
     let active_old = old.iter().filter(|set| set.replicas > 0).count();
     let new_active = new.as_ref().is_some_and(|set| set.replicas > 0);
     let alone = match (active_old, new_active) {
@@ -140,13 +140,13 @@ pub(crate) fn scale(wish: &Wish, deployment: &Value, mut new: Option<&mut Set>, 
         _ => None,
     };
     if let Some(set) = alone {
-        set.replicas = wish.replicas;
+        set.replicas = strategy.replicas;
         return;
     }
     let saturated = new.as_ref().is_some_and(|set| {
-        set.replicas == wish.replicas
-            && set.number(DESIRED) == Some(wish.replicas)
-            && set.available() == wish.replicas
+        set.replicas == strategy.replicas
+            && set.number(DESIRED) == Some(strategy.replicas)
+            && set.available() == strategy.replicas
     });
     if saturated {
         for set in old.iter_mut() {
@@ -154,12 +154,12 @@ pub(crate) fn scale(wish: &Wish, deployment: &Value, mut new: Option<&mut Set>, 
         }
         return;
     }
-    if !wish.rolling {
+    if !strategy.rolling {
         return;
     }
     let mut sets: Vec<&mut Set> = old.iter_mut().chain(new).filter(|set| set.replicas > 0).collect();
     let total: i64 = sets.iter().map(|set| set.replicas).sum();
-    let allowed = if wish.replicas > 0 { wish.replicas + wish.max_surge } else { 0 };
+    let allowed = if strategy.replicas > 0 { strategy.replicas + strategy.max_surge } else { 0 };
     let to_add = allowed - total;
     // Large sets carry the most, and among equals the newest grows and the oldest shrinks.
     sets.sort_by_key(|set| {
@@ -172,7 +172,7 @@ pub(crate) fn scale(wish: &Wish, deployment: &Value, mut new: Option<&mut Set>, 
             continue;
         }
         let open = to_add - added;
-        let share = fraction(wish, deployment, set);
+        let share = fraction(strategy, deployment, set);
         let share = if to_add > 0 { share.min(open) } else { share.max(open) };
         set.replicas += share;
         added += share;
@@ -183,8 +183,8 @@ pub(crate) fn scale(wish: &Wish, deployment: &Value, mut new: Option<&mut Set>, 
 }
 
 /// By how much a set changes in proportion to the Deployment's change of size.
-fn fraction(wish: &Wish, deployment: &Value, set: &Set) -> i64 {
-    if wish.replicas == 0 {
+fn fraction(strategy: &Strategy, deployment: &Value, set: &Set) -> i64 {
+    if strategy.replicas == 0 {
         return -set.replicas;
     }
     let before = set.number(MAX).filter(|max| *max > 0);
@@ -192,7 +192,7 @@ fn fraction(wish: &Wish, deployment: &Value, set: &Set) -> i64 {
     if before == 0 {
         return 0;
     }
-    let product = set.replicas * (wish.replicas + wish.max_surge);
+    let product = set.replicas * (strategy.replicas + strategy.max_surge);
     (product * 2 + before).div_euclid(before * 2) - set.replicas
 }
 
@@ -210,8 +210,8 @@ mod tests {
         })))
     }
 
-    fn wish(replicas: i64, surge: Value, unavailable: Value) -> Wish {
-        Wish::of(&json!({"spec": {"replicas": replicas, "strategy": {
+    fn strategy(replicas: i64, surge: Value, unavailable: Value) -> Strategy {
+        Strategy::of(&json!({"spec": {"replicas": replicas, "strategy": {
             "type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
         }}}))
     }
@@ -225,14 +225,14 @@ mod tests {
             (4, Value::Null, Value::Null, (1, 1)),
             (1, json!(0), json!(5), (0, 1)),
         ] {
-            let wish = wish(replicas, surge, unavailable);
-            assert_eq!((wish.max_surge, wish.max_unavailable), expect);
+            let strategy = strategy(replicas, surge, unavailable);
+            assert_eq!((strategy.max_surge, strategy.max_unavailable), expect);
         }
     }
 
     #[test]
     fn a_rolling_update_goes_step_by_step_within_its_bounds() {
-        let wish = wish(10, json!("30%"), json!("20%"));
+        let strategy = strategy(10, json!("30%"), json!("20%"));
         // (new: replicas, available; old: replicas, available) -> (new, old)
         for (new, old, expect) in [
             ((0, 0), (10, 10), (3, 10)),
@@ -245,7 +245,7 @@ mod tests {
             ((5, 4), (8, 4), (5, 4)),
         ] {
             let (mut new, mut old) = (set("new", new.0, new.1), [set("old", old.0, old.1)]);
-            roll(&wish, &mut new, &mut old);
+            roll(&strategy, &mut new, &mut old);
             assert_eq!((new.replicas, old[0].replicas), expect);
         }
     }
@@ -255,20 +255,23 @@ mod tests {
         for replicas in 1..12 {
             for surge in 0..4 {
                 for unavailable in 0..4 {
-                    let wish = wish(replicas, json!(surge), json!(unavailable));
+                    let strategy = strategy(replicas, json!(surge), json!(unavailable));
                     let (mut new, mut old) = (set("new", 0, 0), set("old", replicas, replicas));
                     for _ in 0..100 {
                         let mut olds = [old.clone()];
-                        roll(&wish, &mut new, &mut olds);
+                        roll(&strategy, &mut new, &mut olds);
                         let total = new.replicas + olds[0].replicas;
-                        assert!(total <= replicas + wish.max_surge, "{total} pods for {wish:?}");
+                        assert!(total <= replicas + strategy.max_surge, "{total} pods for {strategy:?}");
                         let available = new.available().min(new.replicas) + olds[0].replicas;
-                        assert!(available >= replicas - wish.max_unavailable, "{available} for {wish:?}");
+                        assert!(
+                            available >= replicas - strategy.max_unavailable,
+                            "{available} for {strategy:?}"
+                        );
                         // Then all pods that were asked for become available.
                         new = set("new", new.replicas, new.replicas);
                         old = set("old", olds[0].replicas, olds[0].replicas);
                     }
-                    assert_eq!((new.replicas, old.replicas), (replicas, 0), "{wish:?}");
+                    assert_eq!((new.replicas, old.replicas), (replicas, 0), "{strategy:?}");
                 }
             }
         }
@@ -276,19 +279,19 @@ mod tests {
 
     #[test]
     fn scaling_amid_a_rollout_is_proportional() {
-        let wish = wish(20, json!(3), json!(2));
+        let strategy = strategy(20, json!(3), json!(2));
         let mut new = set("new", 5, 3);
         let mut old = [set("old", 8, 8)];
-        scale(&wish, &json!({}), Some(&mut new), &mut old);
+        scale(&strategy, &json!({}), Some(&mut new), &mut old);
         assert_eq!((new.replicas, old[0].replicas), (9, 14), "23 pods, split as 5 to 8");
     }
 
     #[test]
     fn scaling_a_finished_rollout_touches_only_the_new_set() {
-        let wish = wish(4, json!(1), json!(1));
+        let strategy = strategy(4, json!(1), json!(1));
         let mut new = set("new", 10, 10);
         let mut old = [set("old", 0, 0)];
-        scale(&wish, &json!({}), Some(&mut new), &mut old);
+        scale(&strategy, &json!({}), Some(&mut new), &mut old);
         assert_eq!((new.replicas, old[0].replicas), (4, 0));
     }
 }

@@ -1,65 +1,80 @@
 //! Events, written as client libraries of Kubernetes write them: the same event again raises a count, many that
 //! differ only in their text become one, and an object that is too chatty is cut short.
+//!
+//! Rules: `tools/record/events_cache.go` of k8s.io/client-go.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::Hash;
+use std::time::Duration;
 
-use gantry_kit::{SharedClock, SharedIds};
+use gantry_kit::{SharedClock, SharedIds, catch_panic};
 use jiff::Timestamp;
 use kube::Client;
 use kube::core::Request;
 use kube::core::params::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::UnboundedReceiver;
-use tracing::debug;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::time::Instant;
+use tracing::{debug, error};
 
 use crate::Error;
-use crate::json::{Fields as _, seconds_between, stamp};
-use crate::kinds::Kind;
-use crate::plan::Note;
+use crate::json::{Fields as _, stamp};
 
+/// Events that wait to be written. More come only when thousands of objects change at once; they are dropped, as
+/// client-go drops them.
+const QUEUE: usize = 1024;
 /// Different texts of one reason before they are combined (client-go's default).
 const COMBINE_ABOVE: usize = 10;
-/// Seconds without an event of the reason after which counting texts starts anew (client-go's default).
-const COMBINE_WINDOW_S: i64 = 600;
+/// Time without an event of the reason after which counting texts starts anew (client-go's default).
+const COMBINE_WINDOW: Duration = Duration::from_mins(10);
 /// Events about one object that may come at once (client-go's default).
-const BURST: i64 = 25;
-/// Seconds until one more is allowed (client-go's default).
-const REFILL_S: i64 = 300;
+const BURST: u32 = 25;
+/// Time until one more is allowed (client-go's default).
+const REFILL: Duration = Duration::from_mins(5);
 /// Objects and texts that are remembered.
 const REMEMBERED: usize = 4096;
 
-/// The object that an event is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Regarding {
-    pub(crate) kind: Kind,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) uid: String,
-    pub(crate) version: String,
+/// Something that happened to an object.
+#[derive(Debug, Clone)]
+pub struct Event {
+    /// The `involvedObject`: an object reference.
+    pub object: Value,
+    /// Who tells it, such as `kubelet`.
+    pub component: &'static str,
+    /// The node on which the component runs; empty for components of the control plane.
+    pub host: String,
+    /// Whether something is not as it should be.
+    pub warning: bool,
+    /// Why, in CamelCase, for machines.
+    pub reason: &'static str,
+    /// What happened, for humans.
+    pub message: String,
 }
 
-impl Regarding {
-    pub(crate) fn object(kind: Kind, object: &Value) -> Self {
-        Self {
-            kind,
-            namespace: object.namespace().to_owned(),
-            name: object.name().to_owned(),
-            uid: object.uid().to_owned(),
-            version: object.text("/metadata/resourceVersion").to_owned(),
+/// Takes events to be written in the background. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct EventRecorder(Sender<Event>);
+
+impl EventRecorder {
+    /// A recorder, and the work behind it, which ends with the last clone of the recorder.
+    pub fn new(
+        client: Client,
+        clock: SharedClock,
+        ids: SharedIds,
+    ) -> (Self, impl Future<Output = ()> + Send + 'static) {
+        let (sender, events) = mpsc::channel(QUEUE);
+        (Self(sender), record(client, clock, ids, events))
+    }
+
+    /// Notes an event; drops it if too many wait.
+    pub fn note(&self, event: Event) {
+        if self.0.try_send(event).is_err() {
+            debug!("an event is dropped: too many wait, or the recorder has ended");
         }
     }
 }
 
-/// Something that happened.
-#[derive(Debug)]
-pub(crate) struct Occurrence {
-    pub(crate) component: &'static str,
-    pub(crate) regarding: Regarding,
-    pub(crate) note: Note,
-}
-
-/// A map that forgets what came first when it is full.
+/// A map that forgets what was first put in when it is full.
 #[derive(Debug)]
 struct Recent<K, V> {
     values: HashMap<K, V>,
@@ -84,18 +99,21 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
     }
 }
 
-type GroupKey = (String, &'static str, &'static str);
+/// Who says something about which object.
+type SourceKey = (String, &'static str, String);
+/// The same, and the reason.
+type GroupKey = (SourceKey, &'static str);
 
 #[derive(Debug)]
 struct Group {
     texts: BTreeSet<String>,
-    last: Timestamp,
+    last: Instant,
 }
 
 #[derive(Debug)]
 struct Bucket {
-    tokens: i64,
-    refilled: Timestamp,
+    tokens: u32,
+    refilled: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -104,7 +122,7 @@ struct Known {
     count: i64,
 }
 
-/// What to write for an occurrence.
+/// What to write for an event.
 #[derive(Debug, PartialEq)]
 enum Write {
     Create(Value),
@@ -112,12 +130,13 @@ enum Write {
     Nothing,
 }
 
-/// Remembers what was written.
+/// Remembers what was written. Distances are measured in tokio's time: a jump of the clock neither cuts an object
+/// short nor lets it flood.
 #[derive(Debug)]
 struct Correlator {
     ids: SharedIds,
     groups: Recent<GroupKey, Group>,
-    buckets: Recent<(String, &'static str), Bucket>,
+    buckets: Recent<SourceKey, Bucket>,
     known: Recent<(GroupKey, String), Known>,
 }
 
@@ -126,37 +145,38 @@ impl Correlator {
         Self { ids, groups: Recent::new(), buckets: Recent::new(), known: Recent::new() }
     }
 
-    fn write(&mut self, occurrence: &Occurrence, now: Timestamp) -> Write {
-        let Occurrence { component, regarding, note } = occurrence;
-        let group_key = (regarding.uid.clone(), *component, note.reason);
-        let group = self.groups.get_or(group_key.clone(), || Group { texts: BTreeSet::new(), last: now });
-        if seconds_between(group.last, now) > COMBINE_WINDOW_S {
+    fn write(&mut self, event: &Event, now: Timestamp, at: Instant) -> Write {
+        let fields = ["kind", "namespace", "name", "uid", "fieldPath"];
+        let object = fields.map(|field| event.object.text(&format!("/{field}"))).join("/");
+        let source: SourceKey = (object, event.component, event.host.clone());
+        let group_key = (source.clone(), event.reason);
+        let group = self.groups.get_or(group_key.clone(), || Group { texts: BTreeSet::new(), last: at });
+        if at.duration_since(group.last) > COMBINE_WINDOW {
             group.texts.clear();
         }
-        group.last = now;
-        group.texts.insert(note.message.clone());
+        group.last = at;
+        group.texts.insert(event.message.clone());
         let combined = group.texts.len() > COMBINE_ABOVE;
         if combined {
             // Which texts there were no longer matters, only that there are many.
-            group.texts.remove(&note.message);
+            group.texts.remove(&event.message);
             group.texts.insert(String::new());
         }
-        let bucket = self
-            .buckets
-            .get_or((regarding.uid.clone(), component), || Bucket { tokens: BURST, refilled: now });
-        let refills = seconds_between(bucket.refilled, now).max(0) / REFILL_S;
+        let bucket = self.buckets.get_or(source, || Bucket { tokens: BURST, refilled: at });
+        let refills = at.duration_since(bucket.refilled).as_secs() / REFILL.as_secs();
         if refills > 0 {
-            bucket.tokens = (bucket.tokens + refills).min(BURST);
-            bucket.refilled = now;
+            let refills = u32::try_from(refills).unwrap_or(BURST);
+            bucket.tokens = bucket.tokens.saturating_add(refills).min(BURST);
+            bucket.refilled = at;
         }
         if bucket.tokens == 0 {
             return Write::Nothing;
         }
         bucket.tokens -= 1;
         let (text, message) = if combined {
-            (String::new(), format!("(combined from similar events): {}", note.message))
+            (String::new(), format!("(combined from similar events): {}", event.message))
         } else {
-            (note.message.clone(), note.message.clone())
+            (event.message.clone(), event.message.clone())
         };
         let known = self.known.get_or((group_key, text), Known::default);
         known.count += 1;
@@ -164,67 +184,71 @@ impl Correlator {
             let patch = json!({"count": known.count, "lastTimestamp": stamp(now), "message": message});
             return Write::Patch { name: known.name.clone(), patch };
         }
-        known.name = format!("{}.{:016x}", regarding.name, self.ids.next());
-        Write::Create(event(occurrence, &known.name, &message, now))
+        known.name = format!("{}.{:016x}", event.object.text("/name"), self.ids.next());
+        Write::Create(to_object(event, &known.name, &message, now))
     }
 
     /// The event that was counted up no longer exists: write it anew.
-    fn again(&mut self, occurrence: &Occurrence, name: &str, patch: &Value, now: Timestamp) -> Value {
+    fn again(&mut self, event: &Event, name: &str, patch: &Value, now: Timestamp) -> Value {
         for known in self.known.values.values_mut().filter(|known| known.name == name) {
             known.count = 1;
         }
-        event(occurrence, name, patch.text("/message"), now)
+        to_object(event, name, patch.text("/message"), now)
     }
 }
 
-fn event(occurrence: &Occurrence, name: &str, message: &str, now: Timestamp) -> Value {
-    let Occurrence { component, regarding, note } = occurrence;
-    let namespace = if regarding.namespace.is_empty() { "default" } else { &regarding.namespace };
+/// Events about what is in no namespace are in `default`.
+fn namespace(event: &Event) -> &str {
+    Some(event.object.text("/namespace")).filter(|name| !name.is_empty()).unwrap_or("default")
+}
+
+fn to_object(event: &Event, name: &str, message: &str, now: Timestamp) -> Value {
     let now = stamp(now);
+    let mut source = json!({"component": event.component});
+    if !event.host.is_empty() {
+        source["host"] = event.host.as_str().into();
+    }
     json!({
         "apiVersion": "v1", "kind": "Event",
-        "metadata": {"name": name, "namespace": namespace},
-        "involvedObject": {
-            "apiVersion": regarding.kind.api_version(), "kind": regarding.kind.name(),
-            "namespace": regarding.namespace, "name": regarding.name, "uid": regarding.uid,
-            "resourceVersion": regarding.version,
-        },
-        "type": if note.warning { "Warning" } else { "Normal" },
-        "reason": note.reason, "message": message, "count": 1,
+        "metadata": {"name": name, "namespace": namespace(event)},
+        "involvedObject": event.object,
+        "type": if event.warning { "Warning" } else { "Normal" },
+        "reason": event.reason, "message": message, "count": 1,
         "firstTimestamp": now, "lastTimestamp": now,
-        "source": {"component": component},
-        "reportingComponent": component, "reportingInstance": "",
+        "source": source,
+        "reportingComponent": event.component, "reportingInstance": event.host,
     })
 }
 
 /// Writes what is sent until all senders are gone.
-pub(crate) async fn record(
-    client: Client,
-    clock: SharedClock,
-    ids: SharedIds,
-    mut occurrences: UnboundedReceiver<Occurrence>,
-) {
+async fn record(client: Client, clock: SharedClock, ids: SharedIds, mut events: Receiver<Event>) {
     let mut correlator = Correlator::new(ids);
-    while let Some(occurrence) = occurrences.recv().await {
-        let now = clock.now();
-        let namespace = match occurrence.regarding.namespace.as_str() {
-            "" => "default",
-            namespace => namespace,
-        };
-        let result = match correlator.write(&occurrence, now) {
-            Write::Nothing => Ok(()),
-            Write::Create(event) => create(&client, namespace, &event).await,
-            Write::Patch { name, patch } => match patch_event(&client, namespace, &name, &patch).await {
-                Err(error) if error.code() == Some(404) => {
-                    let event = correlator.again(&occurrence, &name, &patch, now);
-                    create(&client, namespace, &event).await
-                }
-                result => result,
-            },
-        };
-        if let Err(error) = result {
-            debug!(%error, reason = occurrence.note.reason, "event not written");
+    while let Some(event) = events.recv().await {
+        match catch_panic(write(&client, &clock, &mut correlator, &event)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%error, reason = event.reason, "an event is not written"),
+            Err(panic) => error!(panic, reason = event.reason, "the recorder of events panicked, going on"),
         }
+    }
+}
+
+async fn write(
+    client: &Client,
+    clock: &SharedClock,
+    correlator: &mut Correlator,
+    event: &Event,
+) -> Result<(), Error> {
+    let now = clock.now();
+    match correlator.write(event, now, Instant::now()) {
+        Write::Nothing => Ok(()),
+        Write::Create(object) => create(client, namespace(event), &object).await,
+        Write::Patch { name, patch } => match patch_event(client, namespace(event), &name, &patch).await {
+            Err(error) if error.code() == Some(404) => {
+                let object = correlator.again(event, &name, &patch, now);
+                create(client, namespace(event), &object).await
+            }
+            result => result,
+        },
     }
 }
 
@@ -256,37 +280,62 @@ mod tests {
 
     use super::*;
 
-    fn occurrence(message: &str) -> Occurrence {
-        Occurrence {
+    fn event(name: &str, message: &str) -> Event {
+        Event {
+            object: json!({"kind": "Job", "namespace": "ml", "name": name, "uid": name, "resourceVersion": message}),
             component: "job-controller",
-            regarding: Regarding {
-                kind: Kind::Job,
-                namespace: "ml".to_owned(),
-                name: "train".to_owned(),
-                uid: "u".to_owned(),
-                version: "1".to_owned(),
-            },
-            note: Note::normal("SuccessfulCreate", message),
+            host: String::new(),
+            warning: false,
+            reason: "SuccessfulCreate",
+            message: message.to_owned(),
         }
     }
 
-    #[test]
-    fn the_same_event_is_counted_and_many_alike_are_combined() {
-        let mut correlator = Correlator::new(Arc::new(SeededIds::new(1)));
-        let now = Timestamp::UNIX_EPOCH;
-        assert!(matches!(correlator.write(&occurrence("a"), now), Write::Create(_)));
-        let Write::Patch { patch, .. } = correlator.write(&occurrence("a"), now) else {
+    fn correlator() -> Correlator {
+        Correlator::new(Arc::new(SeededIds::new(1)))
+    }
+
+    fn counts(writes: &[Write]) -> (usize, usize) {
+        let created = writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
+        let counted = writes.iter().filter(|write| matches!(write, Write::Patch { .. })).count();
+        (created, counted)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_same_event_is_counted_and_many_alike_are_combined() {
+        let (mut correlator, now, at) = (correlator(), Timestamp::UNIX_EPOCH, Instant::now());
+        let mut write = |message: &str| correlator.write(&event("train", message), now, at);
+        assert!(matches!(write("a"), Write::Create(_)));
+        let Write::Patch { patch, .. } = write("a") else {
             panic!("the second of the same text must be counted");
         };
         assert_eq!(patch["count"], 2);
-        let mut writes = Vec::new();
-        for pod in 0..10_000 {
-            writes.push(correlator.write(&occurrence(&format!("Created pod: {pod}")), now));
-        }
-        let created = writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
-        let counted = writes.iter().filter(|write| matches!(write, Write::Patch { .. })).count();
-        assert_eq!((created, counted), (10, 13), "9 texts and one combined; 25 writes in all");
+        let writes: Vec<Write> = (0..10_000).map(|pod| write(&format!("Created pod: {pod}"))).collect();
+        assert_eq!(counts(&writes), (10, 13), "9 texts and one combined; 25 writes in all");
         let Write::Create(combined) = &writes[9] else { panic!("the tenth text is combined") };
         assert_eq!(combined["message"], "(combined from similar events): Created pod: 9");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_stays_cut_when_many_other_objects_have_events() {
+        let (mut correlator, now, at) = (correlator(), Timestamp::UNIX_EPOCH, Instant::now());
+        let mut writes = Vec::new();
+        for other in 0..REMEMBERED / 2 {
+            writes.push(correlator.write(&event("chatty", "again"), now, at));
+            correlator.write(&event(&format!("other-{other}"), "once"), now, at);
+        }
+        assert_eq!(counts(&writes), (1, 24));
+        assert!(correlator.buckets.values.len() <= REMEMBERED);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_jump_of_the_clock_neither_silences_nor_floods() {
+        let (mut correlator, start) = (correlator(), Instant::now());
+        let day: Timestamp = "2026-01-02T00:00:00Z".parse().expect("a time");
+        let mut burst =
+            |now, at| (0..100).map(|_| correlator.write(&event("train", "a"), now, at)).collect::<Vec<_>>();
+        assert_eq!(counts(&burst(day, start)), (1, 24));
+        assert_eq!(counts(&burst("2027-01-01T00:00:00Z".parse().expect("a time"), start)), (0, 0));
+        assert_eq!(counts(&burst("2025-01-01T00:00:00Z".parse().expect("a time"), start + REFILL)), (0, 1));
     }
 }

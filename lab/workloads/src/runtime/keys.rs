@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::controllers::endpoints::SERVICE_LABEL;
-use crate::controllers::namespace::{DEFAULT_ACCOUNT, ROOT_CA};
 use crate::json::{Fields as _, Owner, selector, selects};
 use crate::kinds::Kind;
 use crate::pod::Pod;
@@ -23,7 +22,6 @@ const DERIVED_DEBOUNCE: Duration = Duration::from_millis(100);
 /// A controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Controller {
-    Namespace,
     Deployment,
     ReplicaSet,
     StatefulSet,
@@ -42,7 +40,6 @@ impl Controller {
     /// The name under which Kubernetes' own controller emits its events.
     pub(crate) fn component(self) -> &'static str {
         match self {
-            Self::Namespace => "namespace-controller",
             Self::Deployment => "deployment-controller",
             Self::ReplicaSet => "replicaset-controller",
             Self::StatefulSet => "statefulset-controller",
@@ -59,7 +56,6 @@ impl Controller {
     /// The kind that the controller is named after.
     pub(crate) fn kind(self) -> Kind {
         match self {
-            Self::Namespace => Kind::Namespace,
             Self::Deployment => Kind::Deployment,
             Self::ReplicaSet => Kind::ReplicaSet,
             Self::StatefulSet => Kind::StatefulSet,
@@ -76,7 +72,6 @@ impl Controller {
 
     fn of(kind: Kind) -> Option<Self> {
         match kind {
-            Kind::Namespace => Some(Self::Namespace),
             Kind::Deployment => Some(Self::Deployment),
             Kind::ReplicaSet => Some(Self::ReplicaSet),
             Kind::StatefulSet => Some(Self::StatefulSet),
@@ -149,12 +144,6 @@ pub(crate) fn affected(store: &Store, change: &Change) -> Due {
             for set in store.all(Kind::DaemonSet) {
                 due(&mut keys, Key::new(Controller::DaemonSet, set.namespace(), set.name()), NODE_DEBOUNCE);
             }
-        }
-        Kind::ServiceAccount if &*change.id.name == DEFAULT_ACCOUNT => {
-            due(&mut keys, Key::new(Controller::Namespace, "", namespace), Duration::ZERO);
-        }
-        Kind::ConfigMap if &*change.id.name == ROOT_CA => {
-            due(&mut keys, Key::new(Controller::Namespace, "", namespace), Duration::ZERO);
         }
         Kind::ReplicaSet if new.as_ref().is_some_and(|new| new.controller().is_none()) => {
             let labels = new.as_ref().map(|new| new.labels()).unwrap_or_default();

@@ -6,11 +6,10 @@ use futures::{StreamExt as _, stream};
 use kube::Client;
 use kube::core::params::{self, DeleteParams, PatchParams, PostParams, Preconditions};
 use kube::core::{Request, Status};
-use serde_json::Value;
-use tokio::sync::mpsc::UnboundedSender;
+use serde_json::{Value, json};
 
 use super::Shared;
-use super::events::{Occurrence, Regarding};
+use super::events::{Event, EventRecorder};
 use crate::Error;
 use crate::json::Fields as _;
 use crate::kinds::Kind;
@@ -24,7 +23,21 @@ const CONCURRENCY: usize = 64;
 pub(crate) struct Writer {
     pub(crate) client: Client,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) events: UnboundedSender<Occurrence>,
+    pub(crate) events: EventRecorder,
+}
+
+/// The reference in events to the object that they are about.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Regarding(Value);
+
+impl Regarding {
+    pub(crate) fn object(kind: Kind, object: &Value) -> Self {
+        Self(json!({
+            "apiVersion": kind.api_version(), "kind": kind.name(),
+            "namespace": object.namespace(), "name": object.name(), "uid": object.uid(),
+            "resourceVersion": object.text("/metadata/resourceVersion"),
+        }))
+    }
 }
 
 /// The object that a plan is for.
@@ -160,10 +173,15 @@ impl Writer {
     }
 
     fn note(&self, subject: &Subject, note: Option<Note>, name: &str, error: &str) {
-        if let (Some(mut note), Some(regarding)) = (note, subject.regarding.clone()) {
-            note.message = note.message.replace("{name}", name).replace("{error}", error);
-            // The recorder ends with the controllers; an event after that has no reader.
-            let _ = self.events.send(Occurrence { component: subject.component, regarding, note });
+        if let (Some(note), Some(regarding)) = (note, &subject.regarding) {
+            self.events.note(Event {
+                object: regarding.0.clone(),
+                component: subject.component,
+                host: String::new(),
+                warning: note.warning,
+                reason: note.reason,
+                message: note.message.replace("{name}", name).replace("{error}", error),
+            });
         }
     }
 }

@@ -67,7 +67,7 @@ impl Cluster {
         self.cancel.cancel();
         self.cancel = CancellationToken::new();
         let ids = Arc::new(SeededIds::new(2));
-        let options = Options { root_ca: Some("PEM".to_owned()), ..Options::new(self.clock.clone(), ids) };
+        let options = Options::new(self.clock.clone(), ids);
         tokio::spawn(Workloads::new(self.client.clone(), options).run(self.cancel.clone()));
     }
 
