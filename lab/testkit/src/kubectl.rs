@@ -18,7 +18,7 @@ pub struct Kubectl {
     path: PathBuf,
 }
 
-/// What a run of kubectl gave.
+/// What a command gave: kubectl itself, or one in a container.
 #[derive(Debug)]
 pub struct Output {
     /// The exit code; `None` if it was stopped.
@@ -30,11 +30,11 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output, or an error that tells what kubectl said.
+    /// Standard output, or an error that tells what the command said.
     pub fn ok(self) -> anyhow::Result<String> {
         anyhow::ensure!(
             self.code == Some(0),
-            "kubectl ended with {:?}: {}{}",
+            "ended with {:?}: {}{}",
             self.code,
             self.stderr.trim(),
             self.stdout.trim()

@@ -102,9 +102,7 @@ fn asked(pod: &Value) -> anyhow::Result<usize> {
 
 /// What `nvidia-smi -L` lists inside a container.
 async fn visible(lab: &Lab, pod: &str, container: &str) -> anyhow::Result<BTreeSet<String>> {
-    let kubectl = gantry_testkit::kubectls().pop().context("no kubectl on PATH")?;
-    let arguments = ["exec", "-n", "default", pod, "-c", container, "--", "nvidia-smi", "-L"];
-    let output = kubectl.run(lab.kubeconfig(), &arguments).await?;
+    let output = lab.exec_in("default", pod, Some(container), &["nvidia-smi", "-L"]).await?;
     // A container without GPUs has no such program; every other silence is a failure of the way there.
     let absent = output.stderr.contains("executable file not found");
     ensure!(
@@ -214,7 +212,7 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     // Who had it keeps it; of the others, five are free and whole.
     create(lab, &pod("six", 6)).await?;
     let why = refused(lab, "six").await?;
-    ensure!(why.contains("GPU"), "{why}");
+    ensure!(why.contains("G1001 insufficient-gpu"), "{why}");
     create(lab, &pod("five", 5)).await?;
     running(lab, "five").await?;
     let five = visible(lab, "five", "main").await?;
@@ -227,7 +225,7 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     lab.cluster.restart_scheduler().await?;
     create(lab, &pod("one", 1)).await?;
     let why = refused(lab, "one").await?;
-    ensure!(!why.is_empty(), "no reason");
+    ensure!(why.contains("G1012 gpu-unhealthy"), "{why}");
     lab.cluster.recover(NODE, free)?;
     running(lab, "one").await?;
     ensure!(visible(lab, "one", "main").await? == BTreeSet::from([bad.to_owned()]), "not the mended one");
@@ -582,7 +580,7 @@ async fn odd_shapes(lab: &Lab) -> anyhow::Result<()> {
     create(lab, &foreign).await?;
     create(lab, &pod("too-large", 9)).await?;
     let why = refused(lab, "too-large").await?;
-    ensure!(why.contains('9') || why.contains("GPU"), "{why}");
+    ensure!(why.contains("G1001 insufficient-gpu") && why.contains("asks for 9 GPUs"), "{why}");
     let waiting = lab.get(&format!("{PODS}/foreign")).await?;
     ensure!(waiting["spec"]["nodeName"].is_null() && waiting["status"]["conditions"].is_null(), "{waiting}");
     let binding = json!({
