@@ -114,6 +114,12 @@ impl Lab {
         Ok(Answer { status, warnings, body })
     }
 
+    /// An answer that is no JSON, such as a log.
+    pub async fn text(&self, path: &str) -> anyhow::Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        Ok(self.cluster.client().request_text(request).await?)
+    }
+
     /// POST, whatever the answer.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
         self.send("POST", path, Some(body)).await
