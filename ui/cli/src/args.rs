@@ -63,7 +63,7 @@ pub(crate) enum Get {
 
 #[derive(Subcommand)]
 pub(crate) enum Describe {
-    /// One GPU, by UUID, a part of it, or NODE/INDEX.
+    /// One GPU, by UUID, a part of it, NODE/INDEX, or as `get gpus -o name` prints it.
     #[command(visible_alias = "gpus")]
     Gpu(DescribeOptions),
 }
@@ -135,6 +135,9 @@ pub(crate) struct UpOptions {
     /// Return when the API answers and every node is Ready; `gantry down` ends the cluster.
     #[arg(long)]
     pub(crate) detach: bool,
+    /// How many seconds `--detach` waits; a cluster that is not ready by then is stopped.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "detach")]
+    pub(crate) timeout: u64,
 }
 
 #[derive(clap::Args)]
