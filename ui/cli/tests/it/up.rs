@@ -76,8 +76,9 @@ fn a_state_folder_keeps_the_cluster_across_a_kill() {
 #[test]
 fn an_interrupt_ends_the_cluster_and_cleans_up() {
     let place = Place::new();
-    let mut child = place.command(&["up", "--nodes", "l4=1:1"]).stdout(Stdio::null()).spawn().unwrap();
-    eventually("the cluster is listed", || place.run(&["clusters"]).stdout.starts_with(b"NAME"));
+    let mut command = place.command(&["up", "--nodes", "l4=1:1"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the cluster is ready", || place.ok(&["clusters"]).contains("https://"));
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let mut status = None;
     eventually("the process ends", || {
