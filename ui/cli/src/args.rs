@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Describe(Describe),
     /// Tell why a pod is where it is, or why it waits and what would help.
     Why(WhyOptions),
+    /// Make a GPU of a cluster that `up` runs here fail, or mend it.
+    Fault(FaultOptions),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -113,6 +115,35 @@ pub(crate) struct WhyOptions {
     /// How to print.
     #[arg(short, long, default_value = "table")]
     pub(crate) output: Format,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct FaultOptions {
+    /// The GPU: NODE/INDEX, as in a100-80-1/3.
+    pub(crate) gpu: String,
+    #[command(flatten)]
+    pub(crate) change: FaultChange,
+    /// The cluster's name; may be left out when only one runs.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+/// What happens to the GPU.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct FaultChange {
+    /// The driver reports this XID error, such as 79. One that applications cause changes nothing.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) xid: Option<u32>,
+    /// The card falls off the bus and does not answer.
+    #[arg(long)]
+    pub(crate) lost: bool,
+    /// Its memory has uncorrectable errors.
+    #[arg(long)]
+    pub(crate) ecc: bool,
+    /// It is mended, whatever it had.
+    #[arg(long)]
+    pub(crate) recover: bool,
 }
 
 #[derive(clap::Args)]

@@ -1,7 +1,7 @@
 //! The `gantry` binary; called through a link named `kubectl-gpu`, it is kubectl's `gpu` plugin.
 //!
 //! ```text
-//!   args ──▶ up, down        a cluster on this machine   (lab)
+//!   args ──▶ up, down, fault   a cluster on this machine   (lab)
 //!        └─▶ get, describe, why   any cluster, through kube::Client   (view)
 //! ```
 //!
@@ -12,6 +12,7 @@
 
 mod args;
 mod connect;
+mod fault;
 mod gpus;
 mod hint;
 mod instance;
@@ -49,6 +50,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             runtime()?.block_on(gpus::describe(&args.connection, &options))
         }
         Command::Why(options) => runtime()?.block_on(why::run(&args.connection, &options)),
+        Command::Fault(options) => runtime()?.block_on(fault::run(&options)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut std::io::stdout());
             Ok(())

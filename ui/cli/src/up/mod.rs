@@ -18,6 +18,7 @@ use gantry_kit::{CancellationToken, RandomIds, SystemClock, init_logging, shutdo
 use tokio::net::TcpListener;
 
 use crate::args::UpOptions;
+use crate::fault;
 use crate::hint::WithHint as _;
 use crate::instance::{Claim, Info};
 pub(crate) use detach::detach;
@@ -36,6 +37,7 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     init_logging("warn", false);
     let claim = Claim::take(options.name.as_deref())?;
     let groups = groups(options)?;
+    let faults = fault::listen(claim.folder())?;
     let mut stop = std::pin::pin!(shutdown_signal());
     let running = tokio::select! {
         running = start(options, kubeconfig, &claim, &groups) => running?,
@@ -46,6 +48,7 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     };
     tokio::select! {
         () = stop => {}
+        () = fault::serve(faults, &running.cluster) => {}
         () = live::show(running.cluster.client(), std::io::stdout().is_terminal()) => {}
     }
     eprintln!("\nstopping {} …", claim.name());
@@ -100,13 +103,14 @@ async fn start(
     });
     let answering = started.elapsed();
     cluster.ready().await?;
+    greet(claim, groups, &server, &kubeconfig, answering, started.elapsed());
+    // Last: `--detach` shows what was printed until then.
     claim.publish(&Info {
         name: claim.name().to_owned(),
         pid: i32::try_from(std::process::id()).context("read this process's number")?,
-        server: server.clone(),
-        kubeconfig: kubeconfig.clone(),
+        server,
+        kubeconfig,
     })?;
-    greet(claim, groups, &server, &kubeconfig, answering, started.elapsed());
     Ok(Running { cluster, cancel, serving })
 }
 

@@ -137,6 +137,37 @@ fn a_pod_that_runs_and_one_that_waits_are_explained_in_every_form() {
 }
 
 #[test]
+fn a_gpu_can_be_made_to_fail_and_be_mended() {
+    let place = cluster();
+    let health = || {
+        let gpus = json(&place.ok(&["get", "gpus", "-o", "json"]));
+        gpus.as_array().unwrap().iter().map(|gpu| gpu["healthy"] == true).collect::<Vec<_>>()
+    };
+    assert_eq!(place.ok(&["fault", "rtx3090-1/1", "--xid", "79"]), "gpu rtx3090-1/1 has failed\n");
+    eventually("it is unhealthy", || health() == [true, false]);
+    let text = place.ok(&["describe", "gpu", "rtx3090-1/1"]);
+    assert!(
+        text.contains("Health:              Unhealthy\nFault:               ") && text.contains("XID 79"),
+        "{text}"
+    );
+    assert_eq!(place.ok(&["fault", "rtx3090-1/1", "--recover"]), "gpu rtx3090-1/1 is mended\n");
+    eventually("it is healthy again", || health() == [true, true]);
+    let harmless = place.ok(&["fault", "rtx3090-1/0", "--xid", "31", "--name", "gantry"]);
+    assert!(harmless.ends_with("stays in service\n"), "{harmless}");
+    for kind in ["--lost", "--ecc"] {
+        place.ok(&["fault", "rtx3090-1/0", kind]);
+        eventually(kind, || health() == [false, true]);
+        place.ok(&["fault", "rtx3090-1/0", "--recover"]);
+        eventually("it is healthy again", || health() == [true, true]);
+    }
+    for gpu in ["nowhere-1/0", "rtx3090-1/2", "rtx3090-1"] {
+        assert_eq!(place.hint(&["fault", gpu, "--lost"]), "hint: gantry get gpus", "{gpu}");
+    }
+    assert_eq!(place.hint(&["fault", "rtx3090-1/0", "--lost", "--name", "x"]), "hint: gantry clusters");
+    assert!(place.refused(&["fault", "rtx3090-1/0"]).contains("--recover"));
+}
+
+#[test]
 fn completions_are_scripts_that_their_shells_accept() {
     let place = Place::new();
     for (shell, mark) in

@@ -3,4 +3,5 @@
 
 mod commands;
 mod place;
+mod readme;
 mod up;
