@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gantry_agent::FolderWatch;
-use gantry_apiserver::ApiServer;
+use gantry_apiserver::{ApiServer, NodeBackend};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SharedClock, SharedIds, Tasks};
 use gantry_model::FaultKind;
@@ -157,6 +157,11 @@ impl Cluster {
     /// A client in this process that may do everything.
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// What answers for the containers of all nodes, for whoever enters one without a network.
+    pub fn node_backend(&self) -> Arc<dyn NodeBackend> {
+        self.backend.clone()
     }
 
     /// The names of all nodes, sorted.

@@ -99,6 +99,7 @@ impl NodeLifecycle {
         for node in nodes {
             let name = node.name_any();
             let latest = renewed.remove(&name);
+            let new = !self.seen.contains_key(&name);
             let seen =
                 self.seen.entry(name.clone()).or_insert_with(|| Seen { renewed: latest.clone(), since: now });
             if seen.renewed != latest {
@@ -106,7 +107,7 @@ impl NodeLifecycle {
                 seen.since = now;
             }
             let silent = now.duration_since(seen.since) >= GRACE;
-            let taints = match self.judge(node, silent).await {
+            let taints = match self.judge(node, silent, new).await {
                 Ok(taints) => taints,
                 Err(error) => {
                     tracing::warn!(node = name, %error, "a node could not be brought in line with what is known");
@@ -127,8 +128,9 @@ impl NodeLifecycle {
         self.evict(&tainted, &names, now).await
     }
 
-    /// Brings a node's condition and taints in line with what is known; gives the taints that it has then.
-    async fn judge(&self, node: &Node, silent: bool) -> Result<Vec<Taint>, kube::Error> {
+    /// Brings a node's condition and taints in line with what is known; gives the taints that it has then. A new node gets no taint:
+    /// it is about to be ready, the scheduler leaves it alone until then, and a taint would stay for a whole period.
+    async fn judge(&self, node: &Node, silent: bool, new: bool) -> Result<Vec<Taint>, kube::Error> {
         let api = Api::<Node>::all(self.client.clone());
         let name = node.name_any();
         let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -173,7 +175,7 @@ impl NodeLifecycle {
                     && current.iter().filter(|taint| ours(taint)).all(|taint| taint.key == key)
             }
         };
-        if right {
+        if right || (new && wanted.is_some()) {
             return Ok(current);
         }
         let mut taints: Vec<Value> = current

@@ -18,7 +18,7 @@ pub struct Kubectl {
     path: PathBuf,
 }
 
-/// What a run of kubectl gave.
+/// What a command gave: kubectl itself, or one in a container.
 #[derive(Debug)]
 pub struct Output {
     /// The exit code; `None` if it was stopped.
@@ -30,11 +30,11 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output, or an error that tells what kubectl said.
+    /// Standard output, or an error that tells what the command said.
     pub fn ok(self) -> anyhow::Result<String> {
         anyhow::ensure!(
             self.code == Some(0),
-            "kubectl ended with {:?}: {}{}",
+            "ended with {:?}: {}{}",
             self.code,
             self.stderr.trim(),
             self.stdout.trim()
@@ -56,8 +56,31 @@ impl Kubectl {
         arguments: &[S],
         limit: Duration,
     ) -> anyhow::Result<Output> {
-        let mut child = Command::new(&self.path)
-            .args(arguments)
+        let mut command = Command::new(&self.path);
+        command.args(arguments);
+        Self::finish(command, kubeconfig, limit).await
+    }
+
+    /// Runs kubectl at a terminal of its own, which the program `script` of util-linux makes; `None` where there is none.
+    /// Lines of the output then end as a terminal has them, and standard error is among them.
+    pub async fn run_at_a_terminal(
+        &self,
+        kubeconfig: &Path,
+        arguments: &[String],
+    ) -> anyhow::Result<Option<Output>> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&path).any(|folder| folder.join("script").is_file()) {
+            return Ok(None);
+        }
+        let words = std::iter::once(self.path.display().to_string()).chain(arguments.iter().cloned());
+        let quoted: Vec<String> = words.map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+        let mut command = Command::new("script");
+        command.args(["-q", "-e", "-c", &quoted.join(" "), "/dev/null"]);
+        Self::finish(command, kubeconfig, Duration::from_secs(30)).await.map(Some)
+    }
+
+    async fn finish(mut command: Command, kubeconfig: &Path, limit: Duration) -> anyhow::Result<Output> {
+        let mut child = command
             .env_clear()
             .env("KUBECONFIG", kubeconfig)
             // kubectl caches discovery under HOME; a folder of our own keeps clusters apart.
@@ -69,7 +92,7 @@ impl Kubectl {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("start {}", self.path.display()))?;
+            .context("start kubectl")?;
         let mut stdout = child.stdout.take().context("its output is piped")?;
         let mut stderr = child.stderr.take().context("its output is piped")?;
         let out = tokio::spawn(async move {

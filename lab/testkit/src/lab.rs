@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use gantry_apiserver::pki::ServerIdentity;
+use gantry_apiserver::{ExecRequest, Exit, PodTarget, Streams};
 use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
 use gantry_kit::{CancellationToken, RandomIds, SystemClock};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+
+use crate::Output;
 
 /// How long a test waits for a state that must come. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -111,6 +114,12 @@ impl Lab {
         Ok(Answer { status, warnings, body })
     }
 
+    /// An answer that is no JSON, such as a log.
+    pub async fn text(&self, path: &str) -> anyhow::Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        Ok(self.cluster.client().request_text(request).await?)
+    }
+
     /// POST, whatever the answer.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
         self.send("POST", path, Some(body)).await
@@ -147,13 +156,40 @@ impl Lab {
         Ok(())
     }
 
-    /// Runs a command in the first container of a pod and gives its standard output; fails if it fails, or if there is no
-    /// kubectl on this machine to run it with.
+    /// Runs a command in the first container of a pod and gives its standard output; fails if it fails.
     pub async fn exec(&self, namespace: &str, pod: &str, command: &[&str]) -> anyhow::Result<String> {
-        let kubectl = crate::kubectls().pop().context("no kubectl on PATH")?;
-        let mut arguments = vec!["exec", "-n", namespace, pod, "--"];
-        arguments.extend(command);
-        kubectl.run(&self.kubeconfig, &arguments).await?.ok()
+        self.exec_in(namespace, pod, None, command).await?.ok()
+    }
+
+    /// Runs a command in a container of a pod, the first if none is named, and gives what came of it. Asks the node as the
+    /// API server does; the way through sockets is kubectl's, and the matrix tests it.
+    pub async fn exec_in(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: Option<&str>,
+        command: &[&str],
+    ) -> anyhow::Result<Output> {
+        let object = self.get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}")).await?;
+        let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let target = PodTarget {
+            node: text("/spec/nodeName"),
+            namespace: namespace.to_owned(),
+            pod: pod.to_owned(),
+            uid: text("/metadata/uid"),
+            container: container.map_or_else(|| text("/spec/containers/0/name"), str::to_owned),
+        };
+        let streams = Streams { stdout: true, stderr: true, ..Streams::default() };
+        let command = command.iter().map(|word| (*word).to_owned()).collect();
+        let backend = self.cluster.node_backend();
+        let session = backend.exec(ExecRequest { target, command, streams }).await?;
+        drop((session.stdin, session.resize));
+        let (stdout, stderr, exit) =
+            tokio::join!(all_of(session.stdout), all_of(session.stderr), session.exit);
+        match exit.context("the node gave no exit code")? {
+            Exit::Code(code) => Ok(Output { code: Some(code), stdout, stderr }),
+            Exit::Failed(problem) => bail!("{problem}"),
+        }
     }
 
     /// Ends the cluster and waits until its parts have stopped.
@@ -182,6 +218,14 @@ impl Answer {
         }
         bail!("{}: {}", self.status, self.body["message"].as_str().unwrap_or("no message"))
     }
+}
+
+async fn all_of(mut stream: tokio::sync::mpsc::Receiver<bytes::Bytes>) -> String {
+    let mut text = Vec::new();
+    while let Some(piece) = stream.recv().await {
+        text.extend_from_slice(&piece);
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn documents(file: &Path) -> anyhow::Result<Vec<Value>> {

@@ -61,6 +61,10 @@ pub struct Profile {
     pub name: &'static str,
     /// NVML's product name.
     pub product: &'static str,
+    /// Version of the video BIOS of one such card; others have other versions.
+    pub vbios: &'static str,
+    /// PCI device number; the vendor is 10de.
+    pub pci_device_id: u16,
     /// NVML's total memory in MiB.
     pub memory_mib: u64,
     /// CUDA compute capability.
@@ -96,6 +100,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "a100-40",
         product: "NVIDIA A100-SXM4-40GB",
+        vbios: "92.00.45.00.03",
+        pci_device_id: 0x20b0,
         memory_mib: 40_960,
         compute_capability: (8, 0),
         machine: "DGXA100 920-23687-2530-000",
@@ -118,6 +124,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "a100-80",
         product: "NVIDIA A100-SXM4-80GB",
+        vbios: "92.00.45.00.06",
+        pci_device_id: 0x20b2,
         memory_mib: 81_920,
         compute_capability: (8, 0),
         machine: "DGXA100 920-23687-2530-000",
@@ -140,6 +148,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "h100",
         product: "NVIDIA H100 80GB HBM3",
+        vbios: "96.00.61.00.01",
+        pci_device_id: 0x2330,
         memory_mib: 81_559,
         compute_capability: (9, 0),
         machine: "DGXH100",
@@ -162,6 +172,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "h200",
         product: "NVIDIA H200",
+        vbios: "96.00.BC.00.02",
+        pci_device_id: 0x2335,
         memory_mib: 143_771,
         compute_capability: (9, 0),
         machine: "DGXH200",
@@ -184,6 +196,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "b200",
         product: "NVIDIA B200",
+        vbios: "97.00.88.00.0F",
+        pci_device_id: 0x2901,
         memory_mib: 183_359,
         compute_capability: (10, 0),
         machine: "DGXB200",
@@ -206,6 +220,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "a30",
         product: "NVIDIA A30",
+        vbios: "92.00.66.00.04",
+        pci_device_id: 0x20b7,
         memory_mib: 24_576,
         compute_capability: (8, 0),
         machine: "PowerEdge R750xa",
@@ -228,6 +244,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "l4",
         product: "NVIDIA L4",
+        vbios: "95.04.29.00.06",
+        pci_device_id: 0x27b8,
         memory_mib: 23_034,
         compute_capability: (8, 9),
         machine: "PowerEdge R760xa",
@@ -250,6 +268,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "t4",
         product: "Tesla T4",
+        vbios: "90.04.96.00.01",
+        pci_device_id: 0x1eb8,
         memory_mib: 15_360,
         compute_capability: (7, 5),
         machine: "PowerEdge R740",
@@ -272,6 +292,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "rtx3090",
         product: "NVIDIA GeForce RTX 3090",
+        vbios: "94.02.42.00.A9",
+        pci_device_id: 0x2204,
         memory_mib: 24_576,
         compute_capability: (8, 6),
         machine: "AS -4124GS-TNR",
@@ -294,6 +316,8 @@ pub const PROFILES: &[Profile] = &[
     Profile {
         name: "rtx4090",
         product: "NVIDIA GeForce RTX 4090",
+        vbios: "95.02.3C.00.8B",
+        pci_device_id: 0x2684,
         memory_mib: 24_564,
         compute_capability: (8, 9),
         machine: "AS -4125GS-TNRT",
@@ -322,6 +346,15 @@ impl Profile {
             name: name.chars().take(80).collect(),
             known: PROFILES.iter().map(|profile| profile.name).collect::<Vec<_>>().join(", "),
         })
+    }
+
+    /// Generation of the PCIe link; every model has sixteen lanes.
+    pub fn pcie_generation(&self) -> u32 {
+        match self.pcie_gb_per_s {
+            0..64 => 3,
+            64..128 => 4,
+            _ => 5,
+        }
     }
 
     /// The driver of a node with this model.

@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Describe(Describe),
     /// Tell why a pod is where it is, or why it waits and what would help.
     Why(WhyOptions),
+    /// Make a GPU of a cluster that `up` runs here fail, or mend it.
+    Fault(FaultOptions),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -63,7 +65,7 @@ pub(crate) enum Get {
 
 #[derive(Subcommand)]
 pub(crate) enum Describe {
-    /// One GPU, by UUID, a part of it, or NODE/INDEX.
+    /// One GPU, by UUID, a part of it, NODE/INDEX, or as `get gpus -o name` prints it.
     #[command(visible_alias = "gpus")]
     Gpu(DescribeOptions),
 }
@@ -116,6 +118,35 @@ pub(crate) struct WhyOptions {
 }
 
 #[derive(clap::Args)]
+pub(crate) struct FaultOptions {
+    /// The GPU: NODE/INDEX, as in a100-80-1/3.
+    pub(crate) gpu: String,
+    #[command(flatten)]
+    pub(crate) change: FaultChange,
+    /// The cluster's name; may be left out when only one runs.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+}
+
+/// What happens to the GPU.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct FaultChange {
+    /// The driver reports this XID error, such as 79. One that applications cause changes nothing.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) xid: Option<u32>,
+    /// The card falls off the bus and does not answer.
+    #[arg(long)]
+    pub(crate) lost: bool,
+    /// Its memory has uncorrectable errors.
+    #[arg(long)]
+    pub(crate) ecc: bool,
+    /// It is mended, whatever it had.
+    #[arg(long)]
+    pub(crate) recover: bool,
+}
+
+#[derive(clap::Args)]
 pub(crate) struct UpOptions {
     /// Nodes as PROFILE=COUNT[:GPUS], separated by commas; 8 GPUs a node unless told otherwise.
     #[arg(long, value_name = "LIST", conflicts_with = "file")]
@@ -135,6 +166,9 @@ pub(crate) struct UpOptions {
     /// Return when the API answers and every node is Ready; `gantry down` ends the cluster.
     #[arg(long)]
     pub(crate) detach: bool,
+    /// How many seconds `--detach` waits; a cluster that is not ready by then is stopped.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "detach")]
+    pub(crate) timeout: u64,
 }
 
 #[derive(clap::Args)]

@@ -1,10 +1,11 @@
 //! Which cluster a command talks to.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 use crate::args::Connection;
+use crate::hint::{self, WithHint as _};
 use crate::instance;
 
 /// A client for the cluster that the flags, the environment or this machine name.
@@ -40,18 +41,17 @@ async fn config(connection: &Connection) -> anyhow::Result<Config> {
             }
             [first, ..] => {
                 let names: Vec<&str> = running.iter().map(|info| info.name.as_str()).collect();
-                bail!(
-                    "{} clusters run here ({}): say which\nhint: export KUBECONFIG={}",
-                    running.len(),
-                    names.join(", "),
-                    first.kubeconfig.display()
-                );
+                return Err(hint::error(
+                    format!("{} clusters run here ({}): say which", running.len(), names.join(", ")),
+                    format!("export KUBECONFIG={}", first.kubeconfig.display()),
+                ));
             }
         }
     }
     Config::from_kubeconfig(&options)
         .await
-        .context("no cluster to talk to\nhint: gantry up --detach, or set KUBECONFIG")
+        .context("no cluster to talk to")
+        .hint(|| "gantry up --detach".to_owned())
 }
 
 /// Whether kubectl started this program as its `gpu` plugin.

@@ -19,7 +19,7 @@ pub(crate) async fn get(connection: &Connection, options: &GetOptions) -> anyhow
         Format::Yaml => return output::yaml(&gpus),
         Format::Name => {
             for gpu in &gpus {
-                println!("{}", gpu.id);
+                println!("gpu/{}", gpu.id);
             }
             return Ok(());
         }
@@ -69,12 +69,15 @@ fn owners(pods: &[OwnerView]) -> Vec<String> {
 /// Shows one GPU.
 pub(crate) async fn describe(connection: &Connection, options: &DescribeOptions) -> anyhow::Result<()> {
     let client = connect::client(connection).await?;
-    let gpu = Snapshot::load(&client).await?.gpu(&options.gpu)?;
+    // As `get gpus -o name` prints it. A node could be named gpu, but no index begins like a UUID.
+    let name =
+        options.gpu.strip_prefix("gpu/").filter(|rest| rest.starts_with("GPU-")).unwrap_or(&options.gpu);
+    let gpu = Snapshot::load(&client).await?.gpu(name)?;
     match options.output {
         Format::Json => return output::json(&gpu),
         Format::Yaml => return output::yaml(&gpu),
         Format::Name => {
-            println!("{}", gpu.id);
+            println!("gpu/{}", gpu.id);
             return Ok(());
         }
         Format::Table | Format::Wide => {}

@@ -4,12 +4,24 @@
 //! a process number alone could be somebody else's by now.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
+
+use crate::hint;
+
+/// A cluster that runs, or is about to.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// The cluster's name.
+    pub(crate) name: String,
+    /// The process to signal; `None` in the moment before it has said.
+    pub(crate) pid: Option<i32>,
+    /// `None` while the cluster is starting.
+    pub(crate) info: Option<Info>,
+}
 
 /// What others may know of a running cluster. Written once it is ready.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -40,7 +52,9 @@ impl Claim {
             check_name(name)?;
             return match Self::attempt(&root, name)? {
                 Some(claim) => Ok(claim),
-                None => bail!("cluster {name} runs already\nhint: gantry down {name}"),
+                None => {
+                    Err(hint::error(format!("cluster {name} runs already"), format!("gantry down {name}")))
+                }
             };
         }
         for number in 1..=99 {
@@ -49,7 +63,7 @@ impl Claim {
                 return Ok(claim);
             }
         }
-        bail!("99 clusters run already\nhint: gantry down --all")
+        Err(hint::error("99 clusters run already", "gantry down --all"))
     }
 
     fn attempt(root: &Path, name: &str) -> anyhow::Result<Option<Self>> {
@@ -65,6 +79,8 @@ impl Claim {
         }
         let claim = Self { name: name.to_owned(), folder, _lock: lock };
         claim.sweep()?;
+        // At once, so that a cluster that never gets ready can be stopped.
+        claim.write("pid", std::process::id().to_string().as_bytes())?;
         Ok(Some(claim))
     }
 
@@ -93,10 +109,14 @@ impl Claim {
 
     /// Tells others that the cluster is ready.
     pub(crate) fn publish(&self, info: &Info) -> anyhow::Result<()> {
-        let path = self.folder.join("info.json");
-        let partial = self.folder.join("info.json.new");
-        let mut file = File::create(&partial).with_context(|| format!("create {}", partial.display()))?;
-        file.write_all(&serde_json::to_vec_pretty(info)?)?;
+        self.write("info.json", &serde_json::to_vec_pretty(info)?)
+    }
+
+    /// Writes a file of the folder; others see all of it or none.
+    fn write(&self, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        let path = self.folder.join(name);
+        let partial = self.folder.join(format!("{name}.new"));
+        fs::write(&partial, bytes).with_context(|| format!("write {}", partial.display()))?;
         fs::rename(&partial, &path).with_context(|| format!("write {}", path.display()))
     }
 }
@@ -110,6 +130,11 @@ impl Drop for Claim {
 
 /// The clusters that run now and are ready, by name.
 pub(crate) fn running() -> anyhow::Result<Vec<Info>> {
+    Ok(held()?.into_iter().filter_map(|held| held.info).collect())
+}
+
+/// The clusters that run now, ready or not, by name.
+pub(crate) fn held() -> anyhow::Result<Vec<Held>> {
     let root = root()?;
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir(&root) else { return Ok(found) };
@@ -118,11 +143,13 @@ pub(crate) fn running() -> anyhow::Result<Vec<Info>> {
         if !folder.is_dir() || !is_held(&folder)? {
             continue;
         }
-        // No file yet: the cluster is still starting.
-        let Ok(text) = fs::read(folder.join("info.json")) else { continue };
-        if let Ok(info) = serde_json::from_slice::<Info>(&text) {
-            found.push(info);
-        }
+        let Some(name) = folder.file_name().and_then(|name| name.to_str()) else { continue };
+        let text = |file: &str| fs::read_to_string(folder.join(file)).ok();
+        found.push(Held {
+            name: name.to_owned(),
+            pid: text("pid").and_then(|pid| pid.parse().ok()),
+            info: text("info.json").and_then(|info| serde_json::from_str(&info).ok()),
+        });
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
@@ -132,6 +159,11 @@ pub(crate) fn running() -> anyhow::Result<Vec<Info>> {
 pub(crate) fn folder(name: &str) -> anyhow::Result<PathBuf> {
     check_name(name)?;
     Ok(root()?.join(name))
+}
+
+/// Removes what a cluster left that was killed; one that runs keeps what it has.
+pub(crate) fn sweep(name: &str) -> anyhow::Result<()> {
+    Claim::attempt(&root()?, name).map(drop)
 }
 
 /// Whether a process holds the cluster in `folder`.
@@ -170,10 +202,10 @@ fn root() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("create {}", root.display()))?;
     let owner = fs::metadata(&root)?.uid();
     if owner != user.as_raw() {
-        bail!(
-            "{} belongs to user {owner}\nhint: set XDG_RUNTIME_DIR to a folder of your own",
-            root.display()
-        );
+        return Err(hint::error(
+            format!("{} belongs to user {owner}", root.display()),
+            "export XDG_RUNTIME_DIR=$(mktemp -d)",
+        ));
     }
     Ok(root)
 }

@@ -1,16 +1,20 @@
 //! The `gantry` binary; called through a link named `kubectl-gpu`, it is kubectl's `gpu` plugin.
 //!
 //! ```text
-//!   args ──▶ up, down        a cluster on this machine   (lab)
+//!   args ──▶ up, down, fault   a cluster on this machine   (lab)
 //!        └─▶ get, describe, why   any cluster, through kube::Client   (view)
 //! ```
 //!
-//! Standard output is data, standard error is talk. An error ends with a hint that can be pasted.
+//! Standard output has what the command was asked for: a table, a document, an explanation, or what an action came to, such as
+//! `cluster gantry is stopped`. Everything else is talk and goes to standard error: errors, hints, that something takes a moment, and
+//! that there is nothing to show or to do, which is no failure. An error ends with a hint that can be pasted.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks through them")]
 
 mod args;
 mod connect;
+mod fault;
 mod gpus;
+mod hint;
 mod instance;
 mod output;
 mod up;
@@ -28,7 +32,7 @@ fn main() -> ExitCode {
     match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("{}", hint::report(&error));
             ExitCode::FAILURE
         }
     }
@@ -46,6 +50,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             runtime()?.block_on(gpus::describe(&args.connection, &options))
         }
         Command::Why(options) => runtime()?.block_on(why::run(&args.connection, &options)),
+        Command::Fault(options) => runtime()?.block_on(fault::run(&options)),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut std::io::stdout());
             Ok(())

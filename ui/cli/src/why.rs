@@ -1,10 +1,9 @@
 //! `gantry why`: where a pod stands, and what would help.
 
-use anyhow::bail;
 use gantry_view::{ReasonView, Snapshot, Why};
 
 use crate::args::{Connection, Format, WhyOptions};
-use crate::{connect, output};
+use crate::{connect, hint, output};
 
 /// Explains one pod.
 pub(crate) async fn run(connection: &Connection, options: &WhyOptions) -> anyhow::Result<()> {
@@ -33,14 +32,16 @@ fn pod_name(words: &[String]) -> anyhow::Result<&str> {
         [word] => match word.split_once('/') {
             None => Ok(word),
             Some((kind, name)) if is_pod(kind) => Ok(name),
-            Some((kind, name)) => {
-                bail!("{kind}/{name}: only pods can be explained\nhint: gantry why pod/NAME")
-            }
+            Some((kind, name)) => Err(only_pods(&format!("{kind}/{name}"))),
         },
         [kind, name] if is_pod(kind) => Ok(name),
-        [kind, ..] => bail!("{kind}: only pods can be explained\nhint: gantry why pod/NAME"),
-        [] => bail!("no pod is named\nhint: gantry why pod/NAME"),
+        [kind, ..] => Err(only_pods(kind)),
+        [] => Err(hint::error("no pod is named", "gantry why pod/NAME")),
     }
+}
+
+fn only_pods(what: &str) -> anyhow::Error {
+    hint::error(format!("{what}: only pods can be explained"), "gantry why pod/NAME")
 }
 
 fn print(why: &Why) {

@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum Error {
     /// The cluster did not answer a list.
-    #[error("list {what}: {source}")]
+    #[error("list {what}")]
     List {
         /// The resource.
         what: &'static str,
@@ -13,7 +13,7 @@ pub enum Error {
         source: Box<kube::Error>,
     },
     /// There is no such pod.
-    #[error("pod {namespace}/{name} not found\nhint: kubectl get pods -n {namespace}")]
+    #[error("pod {namespace}/{name} not found")]
     NoPod {
         /// The namespace.
         namespace: String,
@@ -21,15 +21,13 @@ pub enum Error {
         name: String,
     },
     /// No GPU fits what was typed.
-    #[error("no GPU matches {text:?}\nhint: gantry get gpus")]
+    #[error("no GPU matches {text:?}")]
     NoGpu {
         /// What was typed.
         text: String,
     },
     /// Several GPUs fit what was typed.
-    #[error(
-        "{text:?} matches {count} GPUs: write more of the UUID, or NODE/INDEX\nhint: gantry describe gpu {first}"
-    )]
+    #[error("{text:?} matches {count} GPUs: write more of the UUID, or NODE/INDEX")]
     ManyGpus {
         /// What was typed.
         text: String,
@@ -38,4 +36,16 @@ pub enum Error {
         /// One of them.
         first: String,
     },
+}
+
+impl Error {
+    /// A command that helps, where one is known.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::List { .. } => None,
+            Self::NoPod { namespace, .. } => Some(format!("kubectl get pods -n {namespace}")),
+            Self::NoGpu { .. } => Some("gantry get gpus".to_owned()),
+            Self::ManyGpus { first, .. } => Some(format!("gantry describe gpu {first}")),
+        }
+    }
 }

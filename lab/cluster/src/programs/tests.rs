@@ -47,6 +47,35 @@ async fn nvidia_smi_answers_queries_in_the_order_asked() {
             &["--query-gpu=timestamp,serial", "--format=csv,noheader", "--id=0"],
             "2026/11/30 06:33:52.125, [N/A]\n",
         ),
+        (
+            &[
+                "--query-gpu=clocks.sm,clocks.current.memory,clocks.gr,clocks.max.sm,clocks.max.mem",
+                "--format=csv",
+                "-i",
+                "0",
+            ],
+            "clocks.current.sm [MHz], clocks.current.memory [MHz], clocks.current.graphics [MHz], clocks.max.sm [MHz], \
+             clocks.max.memory [MHz]\n1155 MHz, 1593 MHz, 1155 MHz, 1410 MHz, 1593 MHz\n",
+        ),
+        (
+            &[
+                "--query-gpu=pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max,pci.device_id,vbios_version",
+                "--format=csv,noheader",
+                "-i",
+                "0",
+            ],
+            "4, 4, 16, 16, 0x20B210DE, 92.00.45.00.06\n",
+        ),
+        (
+            &[
+                "--query-gpu=clocks_throttle_reasons.active,clocks_event_reasons.gpu_idle,fan.speed,retired_pages.pending,driver_model.current",
+                "--format=csv",
+                "-i",
+                "0",
+            ],
+            "clocks_event_reasons.active, clocks_event_reasons.gpu_idle, fan.speed [%], retired_pages.pending, driver_model.current\n\
+             0x0000000000000000, Not Active, [N/A], [N/A], [N/A]\n",
+        ),
         (&["--query-compute-apps=pid,used_memory", "--format=csv"], "pid, used_gpu_memory [MiB]\n"),
         (
             &["-L"],
@@ -60,6 +89,19 @@ async fn nvidia_smi_answers_queries_in_the_order_asked() {
 }
 
 #[tokio::test]
+async fn every_field_that_nvidia_smi_lists_can_be_queried() {
+    let view = container(&[0], true);
+    let (_, help, _) = exec(&view, &["nvidia-smi", "--help-query-gpu"]).await;
+    let names = help.lines().filter(|line| line.starts_with('"'));
+    let names: Vec<&str> =
+        names.flat_map(|line| line.split(" or ")).map(|name| name.trim_matches('"')).collect();
+    assert!(names.len() > 90, "{names:?}");
+    let query = format!("--query-gpu={}", names.join(","));
+    let (code, out, _) = exec(&view, &["nvidia-smi", &query, "--format=csv,noheader,nounits"]).await;
+    assert_eq!((code, out.trim_end().split(", ").count()), (0, names.len()), "{out}");
+}
+
+#[tokio::test]
 async fn nvidia_smi_tells_links_and_details() {
     let view = container(&[0, 6], true);
     let (code, out, _) = exec(&view, &["nvidia-smi", "topo", "-m"]).await;
@@ -68,6 +110,7 @@ async fn nvidia_smi_tells_links_and_details() {
     let (code, out, _) = exec(&view, &["nvidia-smi", "-q", "-i", "1"]).await;
     assert_eq!(code, 0);
     assert_eq!(out.matches("GPU UUID").count(), 1);
+    assert!(out.contains("\n        SM                                : 1155 MHz\n"), "{out}");
     assert!(out.contains("\nAttached GPUs                             : 2\n"), "{out}");
     let (_, out, _) = exec(&view, &["nvidia-smi", "--version"]).await;
     assert!(out.contains("CUDA Version        : 12.4"), "{out}");

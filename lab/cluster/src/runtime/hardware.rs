@@ -8,6 +8,9 @@ use gantry_model::{Gpu, LinkKind};
 
 use super::{Driver, GpuReading, Hardware};
 
+/// NVIDIA's PCI vendor number.
+const NVIDIA_VENDOR: u32 = 0x10de;
+
 /// The hardware of a node; without GPUs it has no driver either.
 #[derive(Debug)]
 pub(crate) struct NodeHardware(pub(crate) Option<Arc<SimGpus>>);
@@ -35,6 +38,13 @@ impl NodeHardware {
             power_limit_mw: sample.and_then(|sample| sample.power_limit_milliwatts).unwrap_or(0).into(),
             fan: sample.and_then(|sample| sample.fan_percent).map(u32::from),
             performance_state: sample.and_then(|sample| sample.performance_state).unwrap_or(0),
+            sm_clock_mhz: sample.and_then(|sample| sample.sm_clock_mhz).unwrap_or(0),
+            sm_clock_max_mhz: profile.power.sm_mhz.1,
+            memory_clock_mhz: sample.and_then(|sample| sample.memory_clock_mhz).unwrap_or(0),
+            memory_clock_max_mhz: profile.power.memory_mhz.1,
+            pcie_generation_max: profile.pcie_generation(),
+            pci_device_id: u32::from(profile.pci_device_id) << 16 | NVIDIA_VENDOR,
+            vbios: profile.vbios.to_owned(),
             compute_capability: gpu.compute_capability,
             ecc: data_centre.then_some(true),
             mig: gpu.mig_capable.then_some(false),

@@ -66,6 +66,20 @@ pub struct GpuReading {
     pub fan: Option<u32>,
     /// Performance state; 0 is the fastest, 8 and more are idle.
     pub performance_state: u8,
+    /// Multiprocessor clock in MHz.
+    pub sm_clock_mhz: u32,
+    /// The highest multiprocessor clock in MHz.
+    pub sm_clock_max_mhz: u32,
+    /// Memory clock in MHz.
+    pub memory_clock_mhz: u32,
+    /// The highest memory clock in MHz.
+    pub memory_clock_max_mhz: u32,
+    /// The PCIe generation that card and slot can do.
+    pub pcie_generation_max: u32,
+    /// PCI device number and vendor number, as in `0x20B210DE`.
+    pub pci_device_id: u32,
+    /// Version of the video BIOS.
+    pub vbios: String,
     /// CUDA compute capability, major and minor.
     pub compute_capability: (u32, u32),
     /// Whether the memory has ECC switched on; `None` where it has none.

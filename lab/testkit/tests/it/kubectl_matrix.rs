@@ -2,8 +2,9 @@
 //!
 //! `BLESS=1 cargo test -p gantry-testkit kubectl_matrix` rewrites the page.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -13,8 +14,11 @@ use gantry_testkit::{Kubectl, Lab, Output, eventually, kubectls};
 /// The oldest kubectl that is supported; older ones are run too, and what they cannot do is written down.
 const FLOOR: u32 = 27;
 
-/// What is noted for a command that was left out after a failure.
+/// What is noted for a command that was left out, after a failure or for want of a program.
 const NOT_RUN: &str = "not run";
+
+/// The cell of such a command.
+const NOTHING: &str = "–";
 
 /// One command of the matrix.
 struct Row {
@@ -22,8 +26,10 @@ struct Row {
     name: &'static str,
     /// What is typed; `{ns}` is the version's namespace, `{root}` the repository, `{node}` a node.
     command: &'static str,
-    /// What standard output must contain.
+    /// What is printed must contain: standard output; standard error as well, if it is to fail.
     expect: &'static str,
+    /// What more standard output must be like.
+    shape: Option<fn(&str) -> anyhow::Result<()>>,
     /// How it ends.
     ends: Ends,
 }
@@ -35,23 +41,49 @@ enum Ends {
     Eventually,
     /// Not by itself: it is stopped after a while.
     Never,
+    /// With exit code 0, at a terminal.
+    AtATerminal,
 }
 
 const fn row(name: &'static str, command: &'static str, expect: &'static str) -> Row {
-    Row { name, command, expect, ends: Ends::With(0) }
+    Row { name, command, expect, shape: None, ends: Ends::With(0) }
+}
+
+const fn shaped(
+    name: &'static str,
+    command: &'static str,
+    expect: &'static str,
+    shape: fn(&str) -> anyhow::Result<()>,
+) -> Row {
+    Row { name, command, expect, shape: Some(shape), ends: Ends::With(0) }
+}
+
+const fn fails(name: &'static str, command: &'static str, expect: &'static str) -> Row {
+    Row { name, command, expect, shape: None, ends: Ends::With(1) }
 }
 
 const fn soon(name: &'static str, command: &'static str, expect: &'static str) -> Row {
-    Row { name, command, expect, ends: Ends::Eventually }
+    Row { name, command, expect, shape: None, ends: Ends::Eventually }
 }
 
 const fn follow(name: &'static str, command: &'static str, expect: &'static str) -> Row {
-    Row { name, command, expect, ends: Ends::Never }
+    Row { name, command, expect, shape: None, ends: Ends::Never }
 }
 
 const MATRIX: &[Row] = &[
     row("version", "version", "Server Version"),
     row("api-resources", "api-resources", "horizontalpodautoscalers"),
+    shaped(
+        "get pods -n kube-system",
+        "get pods -n kube-system",
+        "gantry-nvidia-agent",
+        agents_are_found_by_grep,
+    ),
+    row(
+        "logs -l",
+        "logs -n kube-system -l app.kubernetes.io/name=gantry-nvidia-agent",
+        "Registered device plugin for 'nvidia.com/gpu' with Kubelet",
+    ),
     row("create namespace", "create namespace {ns}", "namespace/{ns} created"),
     row("apply -f examples/", "apply -f {root}/examples/", "deployment.apps/multi-gpu-app"),
     row("apply again", "apply -f {root}/examples/ai-model-service.yaml", "unchanged"),
@@ -67,19 +99,23 @@ const MATRIX: &[Row] = &[
     ),
     follow("get -w", "get pods -w", "torch-gpu-pod"),
     row("get hpa", "get hpa", "<unknown>/80%"),
-    row("describe node", "describe node {node}", "nvidia.com/gpu"),
+    shaped("describe node", "describe node {node}", "nvidia.com/gpu", gpus_are_in_each_part),
     row("describe pod", "describe pod torch-gpu-pod", "Scheduled"),
     row("describe deployment", "describe deployment gpu-app", "NewReplicaSet"),
     row("logs", "logs torch-gpu-pod", "simulated"),
     follow("logs -f", "logs -f torch-gpu-pod", "simulated"),
-    row("exec", "exec torch-gpu-pod -- nvidia-smi -L", "GPU 0: "),
-    row("exec ls", "exec torch-gpu-pod -- ls /dev/nvidiactl", "/dev/nvidiactl"),
+    shaped("exec", "exec torch-gpu-pod -- nvidia-smi", "Driver Version: ", one_gpu_is_in_the_table),
+    row("exec, list", "exec torch-gpu-pod -- nvidia-smi -L", "GPU 0: "),
     Row {
-        name: "exec, exit code",
-        command: "exec torch-gpu-pod -- sh -c false",
-        expect: "",
-        ends: Ends::With(1),
+        name: "exec -it",
+        command: "exec -it torch-gpu-pod -- nvidia-smi",
+        expect: "Driver Version: ",
+        shape: Some(one_gpu_is_in_the_table),
+        ends: Ends::AtATerminal,
     },
+    shaped("exec ls", "exec torch-gpu-pod -- ls /dev/nvidia*", "/dev/nvidiactl", one_device_is_listed),
+    fails("exec, exit code", "exec torch-gpu-pod -- sh -c false", "exit code 1"),
+    fails("top", "top pod", "Metrics API not available"),
     row("scale", "scale deployment gpu-app --replicas=3", "scaled"),
     soon("scaled", "get deployment gpu-app -o jsonpath={.status.readyReplicas}", "3"),
     row("rollout restart", "rollout restart deployment/gpu-app", "restarted"),
@@ -125,8 +161,15 @@ const MATRIX: &[Row] = &[
     row("logs of a job", "logs job/hello", "hello"),
     row("create configmap", "create configmap settings --from-literal=a=b", "created"),
     row("create quota", "create quota limit --hard=pods=100", "created"),
+    row("delete -f", "delete -f {root}/examples/torch-gpu-pod.yaml", "deleted"),
+    row("create -f", "create -f {root}/examples/torch-gpu-pod.yaml", "pod/torch-gpu-pod created"),
+    fails(
+        "create -f, strict",
+        "create -n kube-public -f {root}/examples/as-written/torch-gpu-pod.yaml",
+        "strict decoding error: unknown field \"spec.containers[0].resources.cpu\"",
+    ),
     row(
-        "create -f",
+        "create -f, warn",
         "create -n kube-public -f {root}/examples/as-written/torch-gpu-pod.yaml --validate=warn --dry-run=server",
         "created",
     ),
@@ -136,20 +179,73 @@ const MATRIX: &[Row] = &[
         name: "diff",
         command: "diff -f {root}/examples/gpu-app-deployment.yaml",
         expect: "replicas",
+        shape: None,
         ends: Ends::With(1),
     },
+    row(
+        "run on a node",
+        r#"run guarded --image=busybox --labels=guard=yes --overrides={"apiVersion":"v1","spec":{"nodeName":"{node}"}}"#,
+        "created",
+    ),
+    row("create pdb", "create pdb guard --selector=guard=yes --min-available=1", "created"),
+    soon("get pdb", "get pdb guard -o jsonpath={.status.currentHealthy}", "1"),
     row("cordon", "cordon {node}", "cordoned"),
+    fails(
+        "drain against a budget",
+        "drain {node} --pod-selector=guard=yes --force --timeout=2s",
+        "Cannot evict pod as it would violate the pod's disruption budget",
+    ),
+    row("delete pdb", "delete pdb guard", "deleted"),
     row("drain", "drain {node} --ignore-daemonsets --force --delete-emptydir-data --timeout=25s", "drained"),
     row("uncordon", "uncordon {node}", "uncordoned"),
     row("delete", "delete deployment web", "deleted"),
     row("delete namespace", "delete namespace {ns}", "deleted"),
 ];
 
+/// `kubectl get pods -n kube-system | grep nvidia` finds the agents.
+fn agents_are_found_by_grep(output: &str) -> anyhow::Result<()> {
+    let found = output.lines().filter(|line| line.contains("nvidia") && line.contains("Running")).count();
+    anyhow::ensure!(found >= 6, "{found} lines for six nodes in {output}");
+    Ok(())
+}
+
+/// `kubectl describe node N | grep nvidia.com/gpu` finds them where they count, not only among the labels.
+fn gpus_are_in_each_part(output: &str) -> anyhow::Result<()> {
+    for (part, count) in
+        [("Capacity:", Some("8")), ("Allocatable:", Some("8")), ("Allocated resources:", None)]
+    {
+        let inside = output.lines().skip_while(|line| *line != part).skip(1);
+        let line = inside
+            .take_while(|line| line.starts_with(' '))
+            .find_map(|line| line.trim().strip_prefix("nvidia.com/gpu"));
+        let line = line.with_context(|| format!("no GPUs under {part} in {output}"))?;
+        let amount = line.trim_start_matches(':').split_whitespace().next();
+        let is_number = amount.is_some_and(|amount| amount.parse::<u32>().is_ok());
+        anyhow::ensure!(is_number && count.is_none_or(|count| amount == Some(count)), "{part} {line}");
+    }
+    Ok(())
+}
+
+fn one_gpu_is_in_the_table(output: &str) -> anyhow::Result<()> {
+    let cards = output.lines().filter(|line| line.contains("NVIDIA ") && line.contains("00000000:")).count();
+    anyhow::ensure!(cards == 1, "{cards} GPUs in {output}");
+    Ok(())
+}
+
+fn one_device_is_listed(output: &str) -> anyhow::Result<()> {
+    let number =
+        |line: &str| line.strip_prefix("/dev/nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+    let devices = output.lines().filter(|line| number(line)).count();
+    anyhow::ensure!(devices == 1, "{devices} GPUs in {output}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kubectl_passes_the_matrix() {
     let kubectls = kubectls();
     if kubectls.is_empty() {
-        eprintln!("skipped: no kubectl on PATH");
+        // Past the test harness, which shows what a test prints only if it fails.
+        let _ = writeln!(std::io::stderr(), "skipped: every_kubectl_passes_the_matrix: no kubectl on PATH");
         return;
     }
     let lab = Lab::start(&[("a100-80", 2), ("h100", 2), ("rtx3090", 2)]).await.unwrap();
@@ -163,6 +259,7 @@ async fn every_kubectl_passes_the_matrix() {
     let page = page(&outcomes);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/compat.md");
     if std::env::var_os("BLESS").is_some() {
+        assert!(only.is_none(), "BLESS writes the whole page: leave out KUBECTL");
         std::fs::write(&path, &page).unwrap();
     }
     let failures: Vec<String> = outcomes
@@ -170,20 +267,38 @@ async fn every_kubectl_passes_the_matrix() {
         .filter(|(minor, _)| **minor >= FLOOR)
         .flat_map(|(minor, outcomes)| {
             MATRIX.iter().zip(outcomes).filter_map(move |(row, outcome)| {
-                outcome.as_ref().map(|problem| format!("1.{minor} {}: {problem}", row.name))
+                let problem = outcome.as_ref().filter(|problem| !problem.starts_with(NOT_RUN))?;
+                Some(format!("1.{minor} {}: {problem}", row.name))
             })
         })
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     // Another machine may have other versions: only what was run here can be compared.
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    for row in MATRIX {
+    let written = cells(&std::fs::read_to_string(&path).unwrap_or_default());
+    let known: BTreeSet<&String> = written.keys().map(|(_, version)| version).collect();
+    for (cell, measured) in cells(&page) {
+        let differs = written.get(&cell).is_none_or(|written| *written != measured && measured != NOTHING);
         assert!(
-            written.contains(row.name),
-            "docs/compat.md lacks {:?}: run this test with BLESS=1",
-            row.name
+            !differs || !known.contains(&cell.1),
+            "docs/compat.md has {:?} for {cell:?}, and {measured:?} was measured: run this test with BLESS=1",
+            written.get(&cell)
         );
     }
+}
+
+/// The cells of the page's table by command and version.
+fn cells(page: &str) -> BTreeMap<(String, String), String> {
+    let mut rows = page.lines().filter(|line| line.starts_with("| ")).map(|line| {
+        line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
+    });
+    let versions = rows.next().unwrap_or_default();
+    let mut cells = BTreeMap::new();
+    for row in rows.filter(|row| row[0] != "---") {
+        for (version, cell) in versions.iter().zip(&row).skip(1) {
+            cells.insert((row[0].clone(), version.clone()), cell.clone());
+        }
+    }
+    cells
 }
 
 /// Runs the matrix with one kubectl; for each row `None`, or what went wrong.
@@ -205,9 +320,18 @@ async fn run_all(lab: &Lab, kubectl: &Kubectl) -> anyhow::Result<Vec<Option<Stri
             kubectl.run_for(&kubeconfig, &arguments, Duration::from_secs(limit)).await
         };
         let outcome = match row.ends {
-            Ends::With(code) => run(30).await.and_then(|output| check(&output, Some(code), &expect)),
-            Ends::Never => run(2).await.and_then(|output| check(&output, None, &expect)),
-            Ends::Eventually => eventually(row.name, async || check(&run(30).await?, Some(0), &expect)).await,
+            Ends::With(code) => run(30).await.and_then(|output| check(row, &output, Some(code), &expect)),
+            Ends::Never => run(2).await.and_then(|output| check(row, &output, None, &expect)),
+            Ends::Eventually => {
+                eventually(row.name, async || check(row, &run(30).await?, Some(0), &expect)).await
+            }
+            Ends::AtATerminal => match kubectl.run_at_a_terminal(&kubeconfig, &arguments).await? {
+                Some(output) => check(row, &output, Some(0), &expect),
+                None => {
+                    outcomes.push(Some(format!("{NOT_RUN}: no program `script` on PATH")));
+                    continue;
+                }
+            },
         };
         if let Err(problem) = &outcome {
             eprintln!("kubectl 1.{} {}: {problem:#}", kubectl.minor, row.name);
@@ -224,7 +348,7 @@ async fn run_all(lab: &Lab, kubectl: &Kubectl) -> anyhow::Result<Vec<Option<Stri
     Ok(outcomes)
 }
 
-fn check(output: &Output, code: Option<i32>, expect: &str) -> anyhow::Result<()> {
+fn check(row: &Row, output: &Output, code: Option<i32>, expect: &str) -> anyhow::Result<()> {
     anyhow::ensure!(
         output.code == code,
         "ended with {:?} instead of {code:?}: {}{}",
@@ -232,8 +356,10 @@ fn check(output: &Output, code: Option<i32>, expect: &str) -> anyhow::Result<()>
         output.stderr.trim(),
         output.stdout.trim()
     );
-    anyhow::ensure!(output.stdout.contains(expect), "no {expect:?} in {:?}", output.stdout);
-    Ok(())
+    let fails = code.is_some_and(|code| code != 0);
+    let found = output.stdout.contains(expect) || fails && output.stderr.contains(expect);
+    anyhow::ensure!(found, "no {expect:?} in {:?} {:?}", output.stdout, output.stderr);
+    row.shape.map_or(Ok(()), |shape| shape(&output.stdout))
 }
 
 fn page(outcomes: &BTreeMap<u32, Vec<Option<String>>>) -> String {

@@ -5,3 +5,4 @@ mod bad_input;
 mod examples;
 mod faults;
 mod kubectl_matrix;
+mod pitfalls;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
 use gantry_gpu::Profile;
+use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
 
 /// GPUs of a node unless the user says otherwise: what an SXM board carries.
@@ -31,6 +32,39 @@ pub(crate) struct Group {
     /// Labels that the nodes carry besides those that describe their GPUs.
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, String>,
+    /// Taints that keep pods away which do not tolerate them.
+    #[serde(default)]
+    pub(crate) taints: Vec<NodeTaint>,
+}
+
+/// A taint of the nodes of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(crate) struct NodeTaint {
+    key: String,
+    #[serde(default)]
+    value: Option<String>,
+    effect: Effect,
+}
+
+/// What a taint does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Effect {
+    NoSchedule,
+    PreferNoSchedule,
+    NoExecute,
+}
+
+impl NodeTaint {
+    /// The taint as Kubernetes writes it.
+    pub(crate) fn to_api(&self) -> Taint {
+        Taint {
+            key: self.key.clone(),
+            value: self.value.clone(),
+            effect: format!("{:?}", self.effect),
+            time_added: None,
+        }
+    }
 }
 
 fn one() -> u32 {
@@ -74,6 +108,7 @@ impl FromStr for NodesFlag {
                 count: number("count", count)?,
                 gpus: gpus.map_or(Ok(GPUS_PER_NODE), |gpus| number("number of GPUs", gpus))?,
                 labels: BTreeMap::new(),
+                taints: Vec::new(),
             });
         }
         check(&groups).map_err(|error| error.to_string())?;
@@ -81,7 +116,7 @@ impl FromStr for NodesFlag {
     }
 }
 
-/// Reads the nodes from a YAML file: `nodes: [{profile, count, gpus, labels}]`.
+/// Reads the nodes from a YAML file: `nodes: [{profile, count, gpus, labels, taints}]`.
 pub(crate) fn from_file(path: &Path) -> anyhow::Result<Vec<Group>> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -103,6 +138,7 @@ pub(crate) fn default_nodes() -> Vec<Group> {
             count,
             gpus: if profile == "t4" { 4 } else { GPUS_PER_NODE },
             labels: BTreeMap::new(),
+            taints: Vec::new(),
         })
         .collect()
 }

@@ -147,7 +147,9 @@ pub(super) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: 
         entry(2, "Current", state(gpu.mig));
         entry(1, "GPU UUID", &gpu.uuid);
         entry(1, "Minor Number", &gpu.minor.to_string());
+        entry(1, "VBIOS Version", &gpu.vbios);
         entry(1, "PCI", "");
+        entry(2, "Device Id", &format!("0x{:08X}", gpu.pci_device_id));
         entry(2, "Bus Id", &gpu.bus_id);
         entry(1, "Fan Speed", &gpu.fan.map_or("N/A".to_owned(), |fan| format!("{fan} %")));
         entry(1, "Performance State", &format!("P{}", gpu.performance_state));
@@ -166,6 +168,15 @@ pub(super) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: 
         entry(1, "GPU Power Readings", "");
         entry(2, "Power Draw", &format!("{:.2} W", gpu.power_draw_mw as f64 / 1_000.0));
         entry(2, "Current Power Limit", &format!("{:.2} W", gpu.power_limit_mw as f64 / 1_000.0));
+        for (title, sm, memory) in [
+            ("Clocks", gpu.sm_clock_mhz, gpu.memory_clock_mhz),
+            ("Max Clocks", gpu.sm_clock_max_mhz, gpu.memory_clock_max_mhz),
+        ] {
+            entry(1, title, "");
+            entry(2, "Graphics", &format!("{sm} MHz"));
+            entry(2, "SM", &format!("{sm} MHz"));
+            entry(2, "Memory", &format!("{memory} MHz"));
+        }
         entry(1, "Processes", "None");
     }
     text.push('\n');
