@@ -76,7 +76,7 @@ async fn jobs(client: &Client) -> Vec<String> {
     jobs.list(&ListParams::default()).await.unwrap().iter().map(kube::ResourceExt::name_any).collect()
 }
 
-/// Every node is ready, without taints, and reports.
+/// Every node reports and is, and has been all along, ready and without taints.
 async fn assert_nodes_are_well(client: &Client, now: Timestamp) {
     for node in Api::<Node>::all(client.clone()).list(&ListParams::default()).await.unwrap() {
         let conditions = node.status.clone().unwrap().conditions.unwrap();
@@ -85,6 +85,10 @@ async fn assert_nodes_are_well(client: &Client, now: Timestamp) {
         let leases: Api<Lease> = Api::namespaced(client.clone(), "kube-node-lease");
         let renewed = leases.get(&node.name_any()).await.unwrap().spec.unwrap().renew_time.unwrap().0;
         assert!(now.duration_since(renewed).abs() < SignedDuration::from_mins(1), "{renewed} at {now}");
+    }
+    for event in Api::<Event>::all(client.clone()).list(&ListParams::default()).await.unwrap() {
+        let reason = event.reason.unwrap_or_default();
+        assert!(!["NodeNotReady", "TaintManagerEviction"].contains(&reason.as_str()), "{:?}", event.message);
     }
 }
 
