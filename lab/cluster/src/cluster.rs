@@ -10,13 +10,14 @@ use gantry_apiserver::{ApiServer, NodeBackend};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SharedClock, SharedIds, Tasks};
 use gantry_model::FaultKind;
+use gantry_workloads::EventRecorder;
 use k8s_openapi::api::core::v1::Taint;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::Value;
 
 use crate::control::Control;
-use crate::kubelet::{AGENT_DAEMON_SET, Hub, KUBELET_VERSION, Kubelet, Recorder, daemon_set};
+use crate::kubelet::{AGENT_DAEMON_SET, Hub, KUBELET_VERSION, Kubelet, daemon_set};
 use crate::machine::{Machine, Plate, Shared};
 use crate::remote::Backend;
 use crate::{Error, node_lifecycle};
@@ -118,11 +119,13 @@ impl Cluster {
             apply(&client, definition).await?;
         }
 
-        let recorder = Recorder::start(client.clone(), Arc::clone(&clock), Arc::clone(&ids), cancel.clone());
+        let shared_tasks = Tasks::new(cancel.clone());
+        let (recorder, recording) = EventRecorder::new(client.clone(), Arc::clone(&clock), Arc::clone(&ids));
+        shared_tasks.spawn_until_cancelled(recording);
         let control = Control::start(&api, &client, &clock, &ids, &cancel)?;
-        node_lifecycle::start(client.clone(), Arc::clone(&clock), recorder.clone(), cancel.clone());
+        node_lifecycle::start(client.clone(), Arc::clone(&clock), recorder.clone(), &shared_tasks);
         let shared = Shared {
-            hub: Hub::start(client.clone(), cancel.clone()),
+            hub: Hub::start(client.clone(), &shared_tasks),
             folder_watch: plates
                 .iter()
                 .any(|plate| plate.gpu_count > 0)

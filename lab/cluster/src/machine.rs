@@ -9,11 +9,12 @@ use std::time::Duration;
 use gantry_agent::FolderWatch;
 use gantry_gpu::SimGpus;
 use gantry_kit::{SharedClock, SharedIds};
+use gantry_workloads::EventRecorder;
 use k8s_openapi::api::core::v1::Taint;
 use kube::Client;
 use tokio::sync::watch;
 
-use crate::kubelet::{Hub, Recorder};
+use crate::kubelet::Hub;
 use crate::runtime::{NodeHardware, Sandbox};
 
 /// What all machines of a cluster share.
@@ -23,7 +24,7 @@ pub(crate) struct Shared {
     pub(crate) clock: SharedClock,
     pub(crate) ids: SharedIds,
     pub(crate) hub: Hub,
-    pub(crate) recorder: Recorder,
+    pub(crate) recorder: EventRecorder,
     /// One inotify instance for all agents; without, they look from time to time.
     pub(crate) folder_watch: Option<FolderWatch>,
 }

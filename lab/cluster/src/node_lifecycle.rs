@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use gantry_dialect::parse_toleration;
-use gantry_kit::{CancellationToken, SharedClock, catch_panic};
+use gantry_kit::{CancellationToken, SharedClock, Tasks, catch_panic, stamp};
 use gantry_model::TaintEffect;
+use gantry_workloads::{Event, EventRecorder};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -18,7 +19,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::kubelet::{Note, Recorder, is_terminal, pod_reference, stamp};
+use crate::kubelet::{is_terminal, pod_reference};
 
 /// How often nodes are looked at (`--node-monitor-period`).
 const PERIOD: Duration = Duration::from_secs(5);
@@ -43,7 +44,7 @@ struct Seen {
 pub(crate) struct NodeLifecycle {
     client: Client,
     clock: SharedClock,
-    recorder: Recorder,
+    recorder: EventRecorder,
     looks: u64,
     seen: HashMap<String, Seen>,
     /// When a pod is evicted, by UID.
@@ -51,7 +52,7 @@ pub(crate) struct NodeLifecycle {
 }
 
 impl NodeLifecycle {
-    pub(crate) fn new(client: Client, clock: SharedClock, recorder: Recorder) -> Self {
+    pub(crate) fn new(client: Client, clock: SharedClock, recorder: EventRecorder) -> Self {
         Self { client, clock, recorder, looks: 0, seen: HashMap::new(), evictions: HashMap::new() }
     }
 
@@ -244,7 +245,7 @@ impl NodeLifecycle {
             let Some(wait) = patience(taints, tolerations) else { continue };
             let at = self.evictions.get(&uid).copied().unwrap_or(now + wait);
             if at <= now {
-                self.recorder.note(Note {
+                self.recorder.note(Event {
                     object: pod_reference(pod, None),
                     component: "taint-eviction-controller",
                     host: String::new(),
@@ -286,7 +287,7 @@ impl NodeLifecycle {
     }
 
     fn node_event(&self, node: &Node, reason: &'static str, message: String) {
-        self.recorder.note(Note {
+        self.recorder.note(Event {
             object: json!({"apiVersion": "v1", "kind": "Node", "name": node.name_any(), "uid": node.uid()}),
             component: "node-controller",
             host: String::new(),
@@ -332,8 +333,8 @@ fn patience(taints: &[Taint], tolerations: &[Toleration]) -> Option<Duration> {
 }
 
 /// Starts the controller.
-pub(crate) fn start(client: Client, clock: SharedClock, recorder: Recorder, cancel: CancellationToken) {
-    tokio::spawn(NodeLifecycle::new(client, clock, recorder).run(cancel));
+pub(crate) fn start(client: Client, clock: SharedClock, recorder: EventRecorder, tasks: &Tasks) {
+    tasks.spawn(NodeLifecycle::new(client, clock, recorder).run(tasks.token().clone()));
 }
 
 #[cfg(test)]
@@ -354,7 +355,8 @@ mod tests {
         let ids = Arc::new(SeededIds::new(1));
         let api = ApiServer::new(Options::new(clock.clone(), ids.clone())).unwrap();
         let (client, cancel) = (api.client(), CancellationToken::new());
-        let recorder = Recorder::start(client.clone(), clock.clone(), ids, cancel.clone());
+        let (recorder, recording) = EventRecorder::new(client.clone(), clock.clone(), ids);
+        Tasks::new(cancel.clone()).spawn_until_cancelled(recording);
         let mut lifecycle = NodeLifecycle::new(client.clone(), clock, recorder);
         let nodes = Api::<Node>::all(client.clone());
         let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});

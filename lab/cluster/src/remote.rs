@@ -79,9 +79,9 @@ impl Backend {
         let not_running = || NodeError::NotRunning { container: request.target.container.clone() };
         let run = record.run.as_ref().filter(|_| record.is_running()).ok_or_else(not_running)?;
         let view = run.view.clone().ok_or_else(not_running)?;
-        let (session, far) = session();
+        let (session, other_end) = session();
         let Streams { stdin, tty, .. } = request.streams;
-        let (stdout, stderr) = far.sinks(tty);
+        let (stdout, stderr) = other_end.sinks(tty);
         let (input, receiver) = mpsc::unbounded_channel();
         let program = request.command.first().cloned().unwrap_or_default();
         if !programs::exists(&view, &program) {
@@ -90,7 +90,7 @@ impl Backend {
                 "OCI runtime exec failed: exec failed: unable to start container process: {}",
                 programs::not_found_message(&program)
             ));
-            far.finish(Exit::Code(programs::NOT_FOUND));
+            other_end.finish(Exit::Code(programs::NOT_FOUND));
             return Ok(session);
         }
         let process = Process {
@@ -105,7 +105,7 @@ impl Backend {
         };
         let container = run.stop.clone();
         tokio::spawn(async move {
-            let Far { mut stdin, resize, exit, out, err, .. } = far;
+            let OtherEnd { mut stdin, resize, exit, out, err, .. } = other_end;
             let keys = async {
                 let mut terminal = Terminal::new(stdout, input.clone());
                 let mut input = Some(input);
@@ -145,9 +145,9 @@ impl Backend {
         let run = record.run.clone().filter(|_| record.is_running()).ok_or_else(not_running)?;
         let sandbox = self.sandbox(&request.target)?;
         let name = request.target.container.clone();
-        let (session, far) = session();
+        let (session, other_end) = session();
         let tty = request.streams.tty;
-        let (stdout, _) = far.sinks(tty);
+        let (stdout, _) = other_end.sinks(tty);
         let mut output = run.output.subscribe();
         // What was written before is in the log; a terminal that is attached late still shows its prompt.
         let (before, _, _) = run.log.read(0);
@@ -158,7 +158,7 @@ impl Backend {
             }
         }
         tokio::spawn(async move {
-            let Far { mut stdin, exit, out, err, .. } = far;
+            let OtherEnd { mut stdin, exit, out, err, .. } = other_end;
             let keys = async {
                 if let Some(input) = run.stdin.clone() {
                     let mut terminal = Terminal::new(stdout.clone(), input.clone());
@@ -255,7 +255,7 @@ fn waiting(target: &PodTarget, reason: &str) -> NodeError {
 }
 
 /// The process's end of a session.
-struct Far {
+struct OtherEnd {
     stdin: mpsc::Receiver<Bytes>,
     resize: mpsc::Receiver<gantry_apiserver::TerminalSize>,
     out: mpsc::Sender<Bytes>,
@@ -263,17 +263,17 @@ struct Far {
     exit: oneshot::Sender<Exit>,
 }
 
-fn session() -> (Session, Far) {
+fn session() -> (Session, OtherEnd) {
     let (stdin, far_stdin) = mpsc::channel(CHANNEL);
     let (out, stdout) = mpsc::channel(CHANNEL);
     let (err, stderr) = mpsc::channel(CHANNEL);
     let (resize, far_resize) = mpsc::channel(1);
     let (exit, ended) = oneshot::channel();
     let session = Session { stdin, stdout, stderr, resize, exit: ended };
-    (session, Far { stdin: far_stdin, resize: far_resize, out, err, exit })
+    (session, OtherEnd { stdin: far_stdin, resize: far_resize, out, err, exit })
 }
 
-impl Far {
+impl OtherEnd {
     /// Sinks for standard output and error; with a terminal both are the first.
     fn sinks(&self, tty: bool) -> (Sink, Sink) {
         let stdout = forward(self.out.clone());

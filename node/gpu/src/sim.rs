@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
 
+use gantry_kit::{fnv1a_64, uuid_v4};
 use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
 
 use crate::{
@@ -280,27 +281,19 @@ fn message(kind: FaultKind) -> String {
     }
 }
 
-/// A UUID of version 4 form that depends on its arguments alone (FNV-1a, then SplitMix64's finaliser).
+/// A UUID of version 4 form that depends on its arguments alone.
 fn uuid(node_name: &str, seed: u64, index: u32) -> GpuId {
+    let mut bytes = node_name.as_bytes().to_vec();
+    bytes.extend(seed.to_le_bytes());
+    bytes.extend(index.to_le_bytes());
     let half = |salt: u64| {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ salt;
-        for byte in node_name.bytes().chain(seed.to_le_bytes()).chain(index.to_le_bytes()) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
+        // FNV-1a alone leaves neighbours alike; SplitMix64's finaliser sets them apart.
+        let mut hash = fnv1a_64(&bytes, salt);
         hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         hash ^ (hash >> 31)
     };
-    let high = (half(1) & !0xf000) | 0x4000;
-    let low = (half(2) & !(0b11 << 62)) | (0b10 << 62);
-    let text = format!(
-        "GPU-{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-        high >> 32,
-        (high >> 16) & 0xffff,
-        high & 0xffff,
-        low >> 48,
-        low & 0xffff_ffff_ffff
-    );
+    let text = format!("GPU-{}", uuid_v4(half(1), half(2)));
     text.parse().expect("invariant: hexadecimal digits and hyphens are a GPU id")
 }
 

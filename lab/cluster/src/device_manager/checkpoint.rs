@@ -9,6 +9,7 @@ use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use gantry_kit::fnv1a_32;
 use gantry_proto::deviceplugin::ContainerAllocateResponse;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
@@ -76,7 +77,7 @@ impl Checkpoint {
 
     fn parse(text: &[u8]) -> Result<Self, &'static str> {
         let file: File = serde_json::from_slice(text).map_err(|_| "it is not the JSON of a checkpoint")?;
-        if fnv1a(file.data.get().as_bytes()) != file.checksum {
+        if fnv1a_32(file.data.get().as_bytes()) != file.checksum {
             return Err("its checksum does not match");
         }
         let data: Data =
@@ -113,7 +114,7 @@ impl Checkpoint {
             registered_devices: self.registered.clone(),
         };
         let data = serde_json::value::to_raw_value(&data).expect("invariant: strings and numbers are JSON");
-        let checksum = fnv1a(data.get().as_bytes());
+        let checksum = fnv1a_32(data.get().as_bytes());
         serde_json::to_string(&File { data, checksum }).expect("invariant: raw JSON is JSON")
     }
 
@@ -123,10 +124,6 @@ impl Checkpoint {
         std::fs::write(&temporary, self.text())?;
         std::fs::rename(&temporary, path)
     }
-}
-
-fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
-use gantry_kit::CancellationToken;
+use gantry_kit::Tasks;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
 use kube::{Api, Client};
@@ -39,15 +39,10 @@ struct State {
 
 impl Hub {
     /// Starts the watch.
-    pub(crate) fn start(client: Client, cancel: CancellationToken) -> Self {
+    pub(crate) fn start(client: Client, tasks: &Tasks) -> Self {
         let hub = Self::default();
         let task = hub.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = cancel.cancelled() => {}
-                () = task.run(client) => {}
-            }
-        });
+        tasks.spawn_until_cancelled(async move { task.run(client).await });
         hub
     }
 

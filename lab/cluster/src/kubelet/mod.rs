@@ -34,7 +34,7 @@ use crate::device_manager::{DeviceManager, DeviceManagerOptions};
 use crate::machine::Machine;
 use crate::runtime::Sandbox;
 pub(crate) use agent_pod::{AGENT_DAEMON_SET, daemon_set};
-pub(crate) use events::{Note, Recorder, pod_reference, stamp};
+pub(crate) use events::pod_reference;
 pub(crate) use hub::Hub;
 use hub::PodEvent;
 pub(crate) use status::is_terminal;

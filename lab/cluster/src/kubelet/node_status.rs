@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use gantry_kit::{micro_stamp, stamp};
+use gantry_workloads::Event;
 use jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Map, Value, json};
@@ -10,7 +12,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 
 use super::agent_pod::{GPU_RESOURCE, NVIDIA_PCI_LABEL};
-use super::events::{Note, micro_stamp, stamp};
 use super::{KUBELET_VERSION, Kubelet};
 use crate::device_manager::{Count, DeviceManager};
 
@@ -190,7 +191,7 @@ impl Kubelet {
 
     fn node_event(&self, reason: &'static str, message: String) {
         let name = &self.machine.plate.name;
-        self.machine.shared.recorder.note(Note {
+        self.machine.shared.recorder.note(Event {
             // Kubelets refer to their node by name in place of its UID.
             object: json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}),
             component: "kubelet",

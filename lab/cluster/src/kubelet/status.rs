@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use gantry_kit::{fnv1a_64, stamp};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use serde_json::{Map, Value, json};
 
-use super::events::stamp;
 use super::plan::{is_sidecar, restart_policy};
 use crate::runtime::{Record, State, Termination};
 
@@ -243,11 +243,7 @@ fn terminated(end: &Termination) -> Value {
 
 /// A digest that is the same for the same image: nothing is pulled that could be hashed.
 fn image_id(image: &str) -> String {
-    let hash = |seed: u64| {
-        image.bytes().fold(0xcbf2_9ce4_8422_2325 ^ seed, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
-    };
+    let hash = |salt: u64| fnv1a_64(image.as_bytes(), salt);
     let repository =
         image.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or(image, |(name, _)| name);
     format!("{repository}@sha256:{:016x}{:016x}{:016x}{:016x}", hash(1), hash(2), hash(3), hash(4))

@@ -9,6 +9,7 @@ use gantry_apiserver::{ApiServer, ExecRequest, Exit, LogRequest, NodeBackend as 
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SeededIds, SharedClock, SystemClock, VirtualClock};
 use gantry_model::FaultKind;
+use gantry_workloads::EventRecorder;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Event as CoreEvent, Node};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams};
@@ -60,12 +61,14 @@ impl Lab {
         let client = api.client();
         let cancel = CancellationToken::new();
         let backend = Arc::new(Backend::default());
-        let recorder = Recorder::start(client.clone(), clock.clone(), ids.clone(), cancel.clone());
+        let tasks = Tasks::new(cancel.clone());
+        let (recorder, recording) = EventRecorder::new(client.clone(), clock.clone(), ids.clone());
+        tasks.spawn_until_cancelled(recording);
         let shared = Shared {
             client: client.clone(),
             clock: clock.clone(),
             ids,
-            hub: Hub::start(client.clone(), cancel.clone()),
+            hub: Hub::start(client.clone(), &tasks),
             recorder: recorder.clone(),
             folder_watch: None,
         };
@@ -85,7 +88,7 @@ impl Lab {
         };
         let machine = Machine::new(plate, shared);
         backend.set("node", Some(machine.clone()));
-        node_lifecycle::start(client.clone(), clock, recorder, cancel.clone());
+        node_lifecycle::start(client.clone(), clock, recorder, &tasks);
         let kubelet = Tasks::new(cancel.child_token());
         Kubelet::start(machine.clone(), kubelet.clone()).unwrap();
         if gpu_count == 0 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_kit::CancellationToken;
+use gantry_workloads::Event;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::{Value, json};
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Kubelet;
-use super::events::{Note, pod_reference};
+use super::events::pod_reference;
 use super::launch::{LaunchError, load};
 use super::plan::{Plan, back_off, is_sidecar, plan};
 use super::probes;
@@ -551,7 +552,7 @@ impl Kubelet {
                 .any(|container| container.name == name);
             format!("spec.{}{{{name}}}", if init { "initContainers" } else { "containers" })
         });
-        self.machine.shared.recorder.note(Note {
+        self.machine.shared.recorder.note(Event {
             object: pod_reference(pod, field.as_deref()),
             component: "kubelet",
             host: self.machine.plate.name.clone(),
