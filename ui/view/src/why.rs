@@ -191,7 +191,12 @@ fn explained(why: &mut Why, explanation: &Explanation) {
     }
     why.verdict = match (explanation.phase, &explanation.node) {
         (Phase::Gated, _) => "waits for its scheduling gates".to_owned(),
-        (Phase::Waiting, _) => "waits: no node takes it now".to_owned(),
+        (Phase::Waiting, _) => match &explanation.refusals {
+            Some(refusals) if refusals.fitting > 0 => {
+                format!("waits, although {} of {} nodes would take it", refusals.fitting, refusals.nodes)
+            }
+            _ => "waits: no node takes it now".to_owned(),
+        },
         (_, Some(node)) => format!("fits on {node} now, and its scheduler has not bound it yet"),
         (_, None) => "is being placed".to_owned(),
     };
@@ -205,6 +210,7 @@ fn to_value(object: &impl Serialize) -> Value {
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use gantry_api::GpuNode;
+    use gantry_dialect::{GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION};
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
 
@@ -236,6 +242,16 @@ mod tests {
         assert_eq!(why.verdict, "waits: no node takes it now");
         assert_eq!(why.reasons[0].code, "G1001");
         assert_eq!(why.nearest.as_deref(), Some("would start now on n with nvidia.com/gpu: 4"));
+    }
+
+    #[test]
+    fn a_pod_that_fits_waits_for_its_group() {
+        let mut member = pod("m", 1);
+        member["metadata"]["annotations"] =
+            json!({GROUP_NAME_ANNOTATION: "g", GROUP_MIN_MEMBER_ANNOTATION: "2"});
+        let why = snapshot(&[member]).why("d", "m").unwrap();
+        assert_eq!(why.verdict, "waits, although 1 of 1 nodes would take it");
+        assert_eq!((why.reasons.len(), why.reasons[0].code), (1, "G1018"));
     }
 
     #[test]
