@@ -88,7 +88,7 @@ pub(crate) enum Format {
 
 #[derive(clap::Args)]
 pub(crate) struct GetOptions {
-    /// Only GPUs whose UUID, node or model contains this.
+    /// Only GPUs whose UUID, node, model or pod (NAMESPACE/NAME) contains this.
     pub(crate) filter: Option<String>,
     /// How to print.
     #[arg(short, long, default_value = "table")]

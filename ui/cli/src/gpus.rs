@@ -11,7 +11,9 @@ pub(crate) async fn get(connection: &Connection, options: &GetOptions) -> anyhow
     let mut gpus = Snapshot::load(&client).await?.gpus();
     if let Some(filter) = &options.filter {
         gpus.retain(|gpu| {
-            gpu.id.contains(filter) || gpu.node.contains(filter) || gpu.product.contains(filter)
+            let fields = [&gpu.id, &gpu.node, &gpu.product];
+            fields.iter().any(|field| field.contains(filter))
+                || owners(&gpu.pods).iter().any(|owner| owner.contains(filter))
         });
     }
     match options.output {

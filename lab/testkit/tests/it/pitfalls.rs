@@ -61,3 +61,14 @@ async fn too_much_memory(lab: &Lab) -> anyhow::Result<()> {
     ensure!(memory == "15360 MiB, 0 MiB\n", "{memory:?}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_is_ready_takes_pods_on_every_node() {
+    let lab = Lab::start(&[("a100-80", 4), ("t4", 4)]).await.unwrap();
+    let nodes = lab.list("/api/v1/nodes").await;
+    lab.stop().await;
+    for node in nodes.unwrap() {
+        let taints = node["spec"]["taints"].as_array().map_or(0, Vec::len);
+        assert_eq!(taints, 0, "{}: {}", node["metadata"]["name"], node["spec"]);
+    }
+}

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::place::{Place, create_pod, eventually, kubeconfig};
+use crate::place::{Place, create_pod, eventually, kubeconfig, say};
 
 /// One node with two GPUs: a pod that has one, and one that waits for three.
 fn cluster() -> Place {
@@ -65,6 +65,11 @@ fn gpus_are_listed_in_every_form() {
     let ids: Vec<&str> = gpus.iter().map(|gpu| gpu["id"].as_str().unwrap()).collect();
     assert_eq!(names.lines().map(|line| line.strip_prefix("gpu/").unwrap()).collect::<Vec<_>>(), ids);
     assert_eq!(place.ok(&["get", "gpus", "--no-headers"]).lines().count(), 2);
+    for (filter, count) in
+        [("rtx3090-1", 2), ("GeForce", 2), (gpus[0]["id"].as_str().unwrap(), 1), ("default/runs", 1)]
+    {
+        assert_eq!(place.ok(&["get", "gpus", "--no-headers", filter]).lines().count(), count, "{filter}");
+    }
 
     // Nothing found is no failure, and nothing is written to standard output.
     let none = place.run(&["get", "gpus", "h100"]);
@@ -182,7 +187,7 @@ fn completions_are_scripts_that_their_shells_accept() {
         std::fs::write(&file, script).unwrap();
         match Command::new(shell).arg("-n").arg(&file).output() {
             Ok(output) => assert!(output.status.success(), "{shell}: {output:?}"),
-            Err(_) => eprintln!("not tried: no {shell} on PATH"),
+            Err(_) => say(&format!("not tried: completions for {shell}, which is not on PATH")),
         }
     }
 }
@@ -202,7 +207,7 @@ fn kubectl_finds_the_plugin() {
             .output()
     };
     let Ok(output) = kubectl(&["gpu", "get", "gpus", "-o", "name"]) else {
-        eprintln!("skipped: no kubectl on PATH");
+        say("skipped: kubectl_finds_the_plugin: no kubectl on PATH");
         return;
     };
     assert_eq!(String::from_utf8(output.stdout).unwrap(), place.ok(&["get", "gpus", "-o", "name"]));

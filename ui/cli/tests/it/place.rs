@@ -1,5 +1,6 @@
 //! A machine of its own for a test's clusters.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -115,4 +116,9 @@ pub(crate) fn eventually(what: &str, mut probe: impl FnMut() -> bool) {
 #[expect(clippy::disallowed_methods, reason = "no runtime in this test")]
 pub(crate) fn pause() {
     std::thread::sleep(Duration::from_millis(100));
+}
+
+/// Tells why something is not tried: past the test harness, which shows what a test prints only if it fails.
+pub(crate) fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
