@@ -41,7 +41,7 @@ impl Options {
             state_dir: None,
             version: "v1.33.0+gantry".to_owned(),
             webhook_services: WebhookServices::default(),
-            history: 8192,
+            history: 4096,
         }
     }
 }

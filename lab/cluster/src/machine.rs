@@ -59,6 +59,8 @@ pub(crate) struct Machine {
     pub(crate) plate: Plate,
     pub(crate) shared: Shared,
     pub(crate) hardware: Arc<NodeHardware>,
+    /// What the runtime injects devices from.
+    pub(crate) cdi: gantry_cdi::Folders,
     /// Pods by UID.
     sandboxes: Mutex<BTreeMap<String, Arc<Sandbox>>>,
     /// The node agent, while its container runs.
@@ -74,7 +76,9 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(plate: Plate, shared: Shared) -> Arc<Self> {
         let hardware = Arc::new(NodeHardware(plate.gpus.clone()));
+        let cdi = gantry_cdi::Folders::new(vec![cdi_dir(&plate)]);
         Arc::new(Self {
+            cdi,
             plate,
             shared,
             hardware,
@@ -140,7 +144,7 @@ impl Machine {
     }
 
     pub(crate) fn cdi_dir(&self) -> PathBuf {
-        self.plate.run_dir.join("cdi")
+        cdi_dir(&self.plate)
     }
 
     /// The machine's address in the nodes' network, 172.16.0.0/12.
@@ -186,4 +190,9 @@ impl Machine {
         self.agent.send_replace(None);
         self.ready.send_replace(false);
     }
+}
+
+/// The folder that the agent writes CDI files into and the runtime reads.
+fn cdi_dir(plate: &Plate) -> PathBuf {
+    plate.run_dir.join("cdi")
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gantry_api::ContainerGpus;
+use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
 use gantry_cdi::DeviceName;
 use gantry_model::{Gpu, GpuId, PodKey};
 use gantry_proto::deviceplugin::Device;
@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
     /// Counts changes of what is reported to the API server.
     pub(crate) revision: watch::Sender<u64>,
+    /// Counts changes of owners that nothing else in the cluster tells: GPUs that were chosen here, and pods that have ended.
+    pub(crate) untold: watch::Sender<u64>,
     /// Counts registrations with the kubelet.
     pub(crate) registrations: watch::Sender<u64>,
 }
@@ -59,6 +61,7 @@ impl Shared {
             log,
             devices: watch::Sender::new(devices),
             revision: watch::Sender::new(0),
+            untold: watch::Sender::new(0),
             registrations: watch::Sender::new(0),
         }
     }
@@ -105,6 +108,9 @@ impl Handle {
         if gpus.is_empty() {
             return Ok(Adjustment::default());
         }
+        if state.mode == IdentityMode::Kubelet || !container.annotations.contains_key(ASSIGNMENT_ANNOTATION) {
+            self.0.untold.send_modify(|count| *count += 1);
+        }
         self.0.publish(&state);
         // With the kubelet's choice, the devices came with the answer to Allocate already.
         let cdi_devices = match state.mode {
@@ -121,6 +127,7 @@ impl Handle {
     pub fn remove_pod(&self, uid: &str) {
         let mut state = self.0.state();
         if state.retain(|known| known != uid) {
+            self.0.untold.send_modify(|count| *count += 1);
             self.0.publish(&state);
         }
     }
@@ -129,6 +136,7 @@ impl Handle {
     pub fn synchronize(&self, live: &BTreeSet<String>) {
         let mut state = self.0.state();
         if state.retain(|uid| live.contains(uid)) {
+            self.0.untold.send_modify(|count| *count += 1);
             self.0.publish(&state);
         }
     }

@@ -29,8 +29,11 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// How long the cluster is left alone where it does not know `GpuNode`.
 const WITHOUT_CRD: Duration = Duration::from_secs(30);
 
-/// Changes of who uses what come in bursts and are collected for this long; changes of health are not.
+/// Changes of who uses what come in bursts and are collected for this long. Changes of health are written at once.
 const SETTLE: Duration = Duration::from_millis(500);
+
+/// The same where pods' assignments tell who uses what already: a write for each pod would load the API server for nothing.
+const SETTLE_TOLD: Duration = Duration::from_secs(10);
 
 /// How often everything is written again, in case somebody changed or deleted it.
 const RESYNC: Duration = Duration::from_mins(5);
@@ -91,11 +94,15 @@ impl Reporter {
 
     async fn report(&self) {
         let mut revision = self.shared.revision.subscribe();
+        let mut devices = self.shared.devices.subscribe();
+        let mut untold = self.shared.untold.subscribe();
         let mut written = Written::default();
         let mut delay = RETRY.0;
         let mut told = String::new();
         loop {
             revision.mark_unchanged();
+            devices.mark_unchanged();
+            untold.mark_unchanged();
             match self.write(&mut written).await {
                 Ok(()) => {
                     delay = RETRY.0;
@@ -125,7 +132,12 @@ impl Reporter {
             }
             let health = |status: &GpuNodeStatus| status.gpus.clone();
             if written.status.as_ref().map(health) == Some(self.status().gpus) {
-                sleep(SETTLE).await;
+                tokio::select! {
+                    // A sender that is gone is noticed above.
+                    _ = devices.changed() => {}
+                    _ = untold.changed() => sleep(SETTLE).await,
+                    () = sleep(SETTLE_TOLD) => {}
+                }
             }
         }
     }

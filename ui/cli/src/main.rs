@@ -26,6 +26,11 @@ use clap::{CommandFactory, Parser};
 
 use args::{Args, Command, Describe, Get};
 
+/// A cluster allocates small pieces of JSON on many threads, on which glibc's allocator spends a third of the time and a fifth more
+/// memory (docs/benchmarks.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     gantry_kit::install_crypto();
     let args = Args::parse();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
 
@@ -118,6 +118,45 @@ impl Cache {
     }
 }
 
+/// The specification folders of a machine, read again only when their files have changed: a runtime asks at each start of a container.
+#[derive(Debug)]
+pub struct Folders {
+    folders: Vec<PathBuf>,
+    known: Mutex<Known>,
+}
+
+/// What was read last, and which files that was.
+type Known = (Vec<(PathBuf, Identity)>, Arc<Cache>);
+
+/// Inode, length, and time of change in seconds and nanoseconds. Specifications are replaced as a whole, which gives them another inode.
+type Identity = (u64, u64, i64, i64);
+
+impl Folders {
+    /// The folders, the least important first. Nothing is read yet.
+    pub fn new(folders: Vec<PathBuf>) -> Self {
+        Self { folders, known: Mutex::default() }
+    }
+
+    /// What the folders say now.
+    pub fn cache(&self) -> Arc<Cache> {
+        let mut ignored = Vec::new();
+        let files = self.folders.iter().flat_map(|folder| specification_files(folder, &mut ignored));
+        let files: Vec<_> =
+            files.filter_map(|file| Some((identity(&file)?, file))).map(|(id, file)| (file, id)).collect();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0 != files || !ignored.is_empty() {
+            *known = (files, Arc::new(Cache::load(&self.folders)));
+        }
+        Arc::clone(&known.1)
+    }
+}
+
+fn identity(file: &Path) -> Option<Identity> {
+    use std::os::unix::fs::MetadataExt as _;
+    let metadata = fs::metadata(file).ok()?;
+    Some((metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
 fn specification_files(folder: &Path, errors: &mut Vec<Error>) -> Vec<PathBuf> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -183,6 +222,22 @@ mod tests {
         let cache = Cache::load(&[folder.path()]);
         let edits = cache.edits(&names(&["v.com/gpu=1", "v.com/gpu=0"])).unwrap();
         assert_eq!(edits.env, ["COMMON=x", "D1=x", "D0=x"]);
+    }
+
+    #[test]
+    fn folders_are_read_again_when_a_file_changes_comes_or_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let folders = Folders::new(vec![folder.path().to_path_buf()]);
+        assert_eq!(folders.cache().devices().count(), 0);
+        write(folder.path(), "a", &spec("vendor.com/a", &["0"], "1")).unwrap();
+        let first = folders.cache();
+        assert_eq!(first.devices().count(), 1);
+        assert!(Arc::ptr_eq(&first, &folders.cache()), "nothing has changed");
+        write(folder.path(), "a", &spec("vendor.com/a", &["0", "1"], "1")).unwrap();
+        write(folder.path(), "b", &spec("vendor.com/b", &["0"], "1")).unwrap();
+        assert_eq!(folders.cache().devices().count(), 3);
+        crate::remove(folder.path(), "a").unwrap();
+        assert_eq!(folders.cache().devices().count(), 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The Container Device Interface (CDI): files that say what a container needs in order to use a device.
 //!
 //! ```text
-//!   node agent ──write()──▶ /var/run/cdi/*.json ◀──Cache::load()── container runtime
+//!   node agent ──write()──▶ /var/run/cdi/*.json ◀──Folders::cache()── container runtime
 //!                              kind: nvidia.com/gpu                     │ names: nvidia.com/gpu=0
 //!                              devices: name → containerEdits           ▼
 //!                                                     OCI config.json (a JSON value) + edits
@@ -20,7 +20,7 @@ mod name;
 mod spec;
 mod write;
 
-pub use cache::{Cache, Conflict};
+pub use cache::{Cache, Conflict, Folders};
 pub use error::Error;
 pub use inject::apply;
 pub use name::DeviceName;

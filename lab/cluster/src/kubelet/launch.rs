@@ -32,8 +32,8 @@ const START_ERROR: i32 = 128;
 /// How long the creation of a container waits for the node agent.
 const AGENT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Output that those who attach may lag behind by, in writes.
-const OUTPUT_LAG: usize = 256;
+/// Output that those who attach may lag behind by, in writes. Each container has room for them from the start.
+const OUTPUT_LAG: usize = 32;
 
 /// Why a container is not running; the text is the kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,13 +87,13 @@ impl Kubelet {
         let names = self.cdi_devices(sandbox, pod, container, &devices).await?;
         let blueprint = Blueprint { pod, container, args: &args, env: &env, devices: &devices };
         let mut oci = config(&blueprint);
-        inject(&mut oci, &machine.cdi_dir(), &names).map_err(|error| {
+        inject(&mut oci, &machine.cdi, &names).map_err(|error| {
             LaunchError::Create(format!(
                 "failed to generate container spec: CDI device injection failed: {error}"
             ))
         })?;
         let view = Arc::new(ContainerView::new(
-            oci,
+            &oci,
             &files.files,
             &files.directories,
             machine.hardware.clone(),

@@ -147,10 +147,7 @@ pub(super) fn uname(process: &mut Process) -> i32 {
 }
 
 pub(super) fn id(process: &mut Process) -> i32 {
-    let user =
-        process.view.config().pointer("/process/user/uid").and_then(serde_json::Value::as_i64).unwrap_or(0);
-    let group =
-        process.view.config().pointer("/process/user/gid").and_then(serde_json::Value::as_i64).unwrap_or(0);
+    let (user, group) = process.view.user();
     let text = match process.args().first().map(String::as_str) {
         Some("-u") => user.to_string(),
         Some("-g") => group.to_string(),

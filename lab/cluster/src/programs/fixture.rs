@@ -78,7 +78,7 @@ pub(crate) fn container(minors: &[u32], driver: bool) -> Arc<ContainerView> {
     let volumes = BTreeMap::from([("/etc/app/config".to_owned(), b"a=1\nb=2\n".to_vec())]);
     let now = "2026-11-30T06:33:52.125Z".parse().expect("a valid instant");
     let clock = Arc::new(ManualClock::new(now));
-    Arc::new(ContainerView::new(config, &volumes, &BTreeSet::new(), Arc::new(EightCards), clock))
+    Arc::new(ContainerView::new(&config, &volumes, &BTreeSet::new(), Arc::new(EightCards), clock))
 }
 
 /// Runs a command line: exit code, standard output, standard error.

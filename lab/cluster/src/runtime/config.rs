@@ -3,9 +3,8 @@
 //! The format is the OCI runtime specification 1.2 (`config.md`); only what a simulated process can observe is filled in.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
-use gantry_cdi::{Cache, DeviceName};
+use gantry_cdi::{DeviceName, Folders};
 use gantry_units::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, Volume};
 use serde_json::{Value, json};
@@ -105,15 +104,15 @@ pub(crate) fn config(blueprint: &Blueprint<'_>) -> Value {
     config
 }
 
-/// Applies the edits of CDI devices, as found in `folder`, and fills in the numbers of device files.
+/// Applies the edits of CDI devices, as the folders describe them now, and fills in the numbers of device files.
 pub(crate) fn inject(
     config: &mut Value,
-    folder: &Path,
+    folders: &Folders,
     names: &[DeviceName],
 ) -> Result<(), gantry_cdi::Error> {
     if !names.is_empty() {
         let unique: Vec<DeviceName> = names.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        Cache::load(&[folder]).inject(config, &unique)?;
+        folders.cache().inject(config, &unique)?;
     }
     if let Some(devices) = config.pointer_mut("/linux/devices").and_then(Value::as_array_mut) {
         devices.iter_mut().for_each(number);
@@ -225,7 +224,7 @@ mod tests {
         let args = ["run".to_owned()];
         let mut config =
             config(&Blueprint { pod: &pod, container, args: &args, env: &env, devices: &devices });
-        inject(&mut config, Path::new("/nonexistent"), &[]).unwrap();
+        inject(&mut config, &Folders::new(Vec::new()), &[]).unwrap();
         assert_eq!(config["process"]["env"][1], "HOSTNAME=p");
         assert_eq!(config["process"]["env"][3], "B=2");
         assert_eq!(

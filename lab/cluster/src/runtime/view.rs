@@ -114,54 +114,82 @@ pub enum File {
 /// what the node agent's edits made.
 #[derive(Debug)]
 pub struct ContainerView {
-    config: Value,
+    process: ProcessConfig,
     files: BTreeMap<String, File>,
     hardware: Arc<dyn Hardware>,
     clock: SharedClock,
     created: Timestamp,
 }
 
+/// What is kept of the configuration once the files are laid out: ten thousand containers share one process.
+#[derive(Debug)]
+struct ProcessConfig {
+    args: Vec<String>,
+    /// `NAME=value`, in the order of the configuration.
+    env: Vec<String>,
+    cwd: String,
+    hostname: String,
+    user: (i64, i64),
+}
+
+impl ProcessConfig {
+    fn read(config: &Value) -> Self {
+        let text = |pointer: &str, default: &str| {
+            config.pointer(pointer).and_then(Value::as_str).unwrap_or(default).to_owned()
+        };
+        let id = |pointer: &str| config.pointer(pointer).and_then(Value::as_i64).unwrap_or(0);
+        Self {
+            args: strings(config, "/process/args").map(str::to_owned).collect(),
+            env: strings(config, "/process/env").map(str::to_owned).collect(),
+            cwd: text("/process/cwd", "/"),
+            hostname: text("/hostname", "localhost"),
+            user: (id("/process/user/uid"), id("/process/user/gid")),
+        }
+    }
+}
+
 impl ContainerView {
     /// The view that `config` gives. `volumes` are the files which the volumes hold, by absolute path in the
     /// container; a mount without any is an empty directory if it is in `directories`, else a file.
     pub fn new(
-        config: Value,
+        config: &Value,
         volumes: &BTreeMap<String, Vec<u8>>,
         directories: &BTreeSet<String>,
         hardware: Arc<dyn Hardware>,
         clock: SharedClock,
     ) -> Self {
-        let files = lay_out(&config, volumes, directories);
+        let files = lay_out(config, volumes, directories);
         let created = clock.now();
-        Self { config, files, hardware, clock, created }
+        Self { process: ProcessConfig::read(config), files, hardware, clock, created }
     }
 
-    /// The OCI configuration that the container was created with.
-    pub fn config(&self) -> &Value {
-        &self.config
+    /// User and group of the container's first process.
+    pub fn user(&self) -> (i64, i64) {
+        self.process.user
     }
 
     /// The environment in the order of the configuration; of a name given twice the last counts.
     pub fn env(&self) -> BTreeMap<String, String> {
-        strings(&self.config, "/process/env")
+        let pairs = self.process.env.iter();
+        pairs
             .filter_map(|pair| pair.split_once('='))
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect()
     }
 
     /// The command line of the container's first process.
-    pub fn args(&self) -> Vec<String> {
-        strings(&self.config, "/process/args").map(str::to_owned).collect()
+    pub fn args(&self) -> &[String] {
+        &self.process.args
     }
 
     /// The working directory, `/` unless configured.
     pub fn cwd(&self) -> &str {
-        self.config.pointer("/process/cwd").and_then(Value::as_str).unwrap_or("/")
+        &self.process.cwd
     }
 
     /// The host name.
     pub fn hostname(&self) -> &str {
-        self.config.get("hostname").and_then(Value::as_str).unwrap_or("localhost")
+        &self.process.hostname
     }
 
     /// Now, by the cluster's clock.
