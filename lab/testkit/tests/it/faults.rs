@@ -1,22 +1,15 @@
 //! Whatever is killed, restarted or broken, at whatever moment: no GPU has two owners, and none is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
-use gantry_kit::{CancellationToken, RandomIds, SystemClock};
 use gantry_model::FaultKind;
 use gantry_testkit::{Lab, eventually};
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
-use kube::{Client, core::GroupVersionKind};
 use serde_json::{Value, json};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
-fn pod(name: &str, gpus: u32) -> Value {
+pub(crate) fn pod(name: &str, gpus: u32) -> Value {
     pod_of(name, json!({"containers": [container("main", gpus)]}))
 }
 
@@ -32,15 +25,15 @@ fn container(name: &str, gpus: u32) -> Value {
     })
 }
 
-fn text<'a>(value: &'a Value, path: &str) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     value.pointer(path).and_then(Value::as_str).unwrap_or_default()
 }
 
-fn name(pod: &Value) -> &str {
+pub(crate) fn name(pod: &Value) -> &str {
     text(pod, "/metadata/name")
 }
 
-fn phase(pod: &Value) -> &str {
+pub(crate) fn phase(pod: &Value) -> &str {
     text(pod, "/status/phase")
 }
 
@@ -93,7 +86,7 @@ fn assigned(pod: &Value) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
     Ok(serde_json::from_value(value["containers"].clone())?)
 }
 
-fn assigned_to_pod(pod: &Value) -> anyhow::Result<BTreeSet<String>> {
+pub(crate) fn assigned_to_pod(pod: &Value) -> anyhow::Result<BTreeSet<String>> {
     Ok(assigned(pod)?.into_values().flatten().collect())
 }
 
@@ -118,7 +111,7 @@ async fn visible(lab: &Lab, pod: &str, container: &str) -> anyhow::Result<BTreeS
 }
 
 /// Fails if two pods that may have processes hold the same GPU.
-fn no_gpu_has_two_owners(pods: &[Value]) -> anyhow::Result<()> {
+pub(crate) fn no_gpu_has_two_owners(pods: &[Value]) -> anyhow::Result<()> {
     let mut owners: BTreeMap<String, &str> = BTreeMap::new();
     for pod in pods.iter().filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed")) {
         for gpu in assigned_to_pod(pod)? {
@@ -238,10 +231,10 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
 }
 
 /// Numbers that look random and are the same in every run.
-struct Draws(u64);
+pub(crate) struct Draws(pub(crate) u64);
 
 impl Draws {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).unwrap_or_default() % limit
     }
@@ -411,119 +404,11 @@ async fn silent_node(lab: &Lab) -> anyhow::Result<()> {
     every_gpu_is_assignable(lab, 2).await
 }
 
-async fn kept_cluster(run: &Path, state: &Path) -> anyhow::Result<Cluster> {
-    gantry_kit::install_crypto();
-    let options = ClusterOptions {
-        nodes: vec![NodeGroup { count: 2, ..NodeGroup::default() }],
-        dir: run.to_owned(),
-        state_dir: Some(state.to_owned()),
-        clock: Arc::new(SystemClock),
-        ids: Arc::new(RandomIds::default()),
-    };
-    // The tasks of the cluster before may not all have ended.
-    eventually("a cluster starts", async || {
-        Ok(Cluster::start(options.clone(), CancellationToken::new()).await?)
-    })
-    .await
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kept_cluster_that_ends_at_any_moment_comes_back_with_the_same_owners() {
-    let folder = tempfile::Builder::new().prefix("gk").tempdir_in("/tmp").unwrap();
-    let state = folder.path().join("state");
-    let mut draws = Draws(11);
-    let mut before: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for round in 0..6 {
-        let cluster = kept_cluster(&folder.path().join(round.to_string()), &state).await.unwrap();
-        cluster.ready().await.unwrap();
-        let resource = kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
-        let pods: Api<DynamicObject> = Api::namespaced_with(cluster.client(), "default", &resource);
-        same_owners(&pods, &before).await.with_context(|| format!("round {round}")).unwrap();
-        // Some come, some go, and the end comes in the middle of it.
-        for i in 0..3 {
-            let pod = pod(&format!("r{round}-{i}"), 1 + u32::try_from(draws.below(3)).unwrap());
-            pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
-        }
-        if round > 1 {
-            let victim = format!("r{}-{}", round - 2, draws.below(3));
-            pods.delete(&victim, &DeleteParams::default()).await.unwrap();
-        }
-        tokio::time::sleep(Duration::from_millis(u64::try_from(draws.below(60)).unwrap())).await;
-        before = owners(&pods).await.unwrap();
-        if round % 2 == 0 {
-            cluster.shutdown().await;
-        }
-        drop(cluster);
-    }
-    let cluster = kept_cluster(&folder.path().join("last"), &state).await.unwrap();
-    cluster.ready().await.unwrap();
-    all_whole(cluster.client(), &before).await.unwrap();
-    cluster.shutdown().await;
-}
-
 /// Whether nothing more happens to the pod: it runs, fits nowhere, or came to a kubelet while that had no device plugin, which
 /// rejects it as Kubernetes' does.
-fn is_settled(pod: &Value) -> bool {
+pub(crate) fn is_settled(pod: &Value) -> bool {
     let waits = pod["status"]["conditions"].to_string().contains("Unschedulable");
     phase(pod) == "Running" || waits || pod["status"]["reason"] == "UnexpectedAdmissionError"
-}
-
-/// The GPUs of each running pod that has some, by its UID.
-async fn owners(pods: &Api<DynamicObject>) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
-    let list = values(pods).await?;
-    no_gpu_has_two_owners(&list)?;
-    let mut owners = BTreeMap::new();
-    for pod in
-        list.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null() && phase(pod) == "Running")
-    {
-        let gpus = assigned_to_pod(pod)?;
-        if !gpus.is_empty() {
-            owners.insert(text(pod, "/metadata/uid").to_owned(), gpus);
-        }
-    }
-    Ok(owners)
-}
-
-async fn values(pods: &Api<DynamicObject>) -> anyhow::Result<Vec<Value>> {
-    let list = pods.list(&ListParams::default()).await?;
-    Ok(list.items.iter().map(serde_json::to_value).collect::<Result<_, _>>()?)
-}
-
-/// Waits until every pod runs or waits for GPUs; those of `before` must have what they had.
-async fn same_owners(
-    pods: &Api<DynamicObject>,
-    before: &BTreeMap<String, BTreeSet<String>>,
-) -> anyhow::Result<()> {
-    eventually("every pod runs or waits", async || {
-        for pod in values(pods).await? {
-            ensure!(pod["metadata"]["deletionTimestamp"].is_null(), "{} still ends", name(&pod));
-            ensure!(is_settled(&pod), "{}: {}", name(&pod), pod["status"]);
-        }
-        Ok(())
-    })
-    .await?;
-    let now = owners(pods).await?;
-    for (uid, gpus) in before {
-        ensure!(now.get(uid) == Some(gpus), "{uid} had {gpus:?} and has {:?}", now.get(uid));
-    }
-    Ok(())
-}
-
-async fn all_whole(client: Client, before: &BTreeMap<String, BTreeSet<String>>) -> anyhow::Result<()> {
-    let resource = kube::api::ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "Pod"));
-    let pods: Api<DynamicObject> = Api::namespaced_with(client, "default", &resource);
-    same_owners(&pods, before).await?;
-    pods.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-    for i in 0..2 {
-        let whole = serde_json::from_value(pod(&format!("whole-{i}"), 8))?;
-        pods.create(&PostParams::default(), &whole).await?;
-    }
-    eventually("all GPUs are given away again", async || {
-        let all = values(&pods).await?;
-        ensure!(all.len() == 2 && all.iter().all(|pod| phase(pod) == "Running"), "{} pods", all.len());
-        Ok(())
-    })
-    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

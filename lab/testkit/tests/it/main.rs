@@ -4,5 +4,6 @@
 mod bad_input;
 mod examples;
 mod faults;
+mod kept;
 mod kubectl_matrix;
 mod pitfalls;
