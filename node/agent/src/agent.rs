@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::checkpoint::{Checkpoint, Restored};
 use crate::handle::Shared;
 use crate::log::Log;
-use crate::plugin::Plugin;
+use crate::plugin::{self, Plugin};
 use crate::report::Reporter;
 use crate::socket::{self, Server, SocketId};
 use crate::state::State;
@@ -241,6 +241,7 @@ impl Agent {
             self.options.kubelet_dir.join(KUBELET_SOCKET),
             self.endpoint.clone(),
             self.options.resource.clone(),
+            plugin::options(self.options.identity),
         )));
     }
 

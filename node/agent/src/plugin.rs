@@ -13,6 +13,14 @@ use tonic::{Request, Response, Status};
 use crate::handle::Shared;
 use crate::{IdentityMode, cdi};
 
+/// What the kubelet has to call. With assignments it makes no difference which slots it chooses, so it need not ask.
+pub(crate) fn options(mode: IdentityMode) -> api::DevicePluginOptions {
+    api::DevicePluginOptions {
+        pre_start_required: false,
+        get_preferred_allocation_available: mode == IdentityMode::Kubelet,
+    }
+}
+
 pub(crate) struct Plugin {
     shared: Arc<Shared>,
     /// Ends the streams.
@@ -33,10 +41,7 @@ impl DevicePlugin for Plugin {
         &self,
         _: Request<api::Empty>,
     ) -> Result<Response<api::DevicePluginOptions>, Status> {
-        Ok(Response::new(api::DevicePluginOptions {
-            pre_start_required: false,
-            get_preferred_allocation_available: true,
-        }))
+        Ok(Response::new(options(self.shared.state().mode)))
     }
 
     /// The whole list at once and after every change. Each stream has a receiver of its own, so none takes another's news;

@@ -81,7 +81,12 @@ pub(crate) fn bind(path: &Path) -> Result<(UnixListener, SocketId), Error> {
 }
 
 /// Tells the kubelet at `kubelet` that `resource` is served by the socket `endpoint` of the same folder.
-pub(crate) async fn register(kubelet: PathBuf, endpoint: String, resource: String) -> Result<(), Error> {
+pub(crate) async fn register(
+    kubelet: PathBuf,
+    endpoint: String,
+    resource: String,
+    options: DevicePluginOptions,
+) -> Result<(), Error> {
     let call = async {
         // The address only gives the authority: HTTP/2 servers refuse a path there.
         let channel = Endpoint::from_static("http://localhost")
@@ -94,10 +99,7 @@ pub(crate) async fn register(kubelet: PathBuf, endpoint: String, resource: Strin
             version: VERSION.to_owned(),
             endpoint,
             resource_name: resource,
-            options: Some(DevicePluginOptions {
-                pre_start_required: false,
-                get_preferred_allocation_available: true,
-            }),
+            options: Some(options),
         };
         let answer = RegistrationClient::new(channel).register(request).await;
         answer.map(drop).map_err(|status| Error::Register(Box::new(status)))

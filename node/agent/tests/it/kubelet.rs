@@ -28,6 +28,8 @@ pub(crate) struct Resource {
     pub(crate) numa: BTreeMap<String, i64>,
     /// How many lists came.
     pub(crate) lists: usize,
+    /// Whether the plugin wants to be asked which devices it prefers.
+    pub(crate) asks_preference: bool,
 }
 
 impl Resource {
@@ -135,12 +137,17 @@ impl Registration for Server {
             entry.registrations += 1;
             entry.endpoint.clone_from(&request.endpoint);
         });
+        let registered = request.options;
         let path = self.folder.join(&request.endpoint);
         let resources = Arc::clone(&self.resources);
         self.streams.lock().unwrap().spawn(async move {
             let mut client = DevicePluginClient::new(dial(path).await.unwrap());
             let options = client.get_device_plugin_options(api::Empty {}).await.unwrap().into_inner();
-            assert!(options.get_preferred_allocation_available && !options.pre_start_required);
+            assert_eq!(Some(options), registered, "what is registered and what is answered");
+            resources.send_modify(|known| {
+                known.get_mut(&resource).unwrap().asks_preference =
+                    options.get_preferred_allocation_available;
+            });
             let mut stream = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
             while let Ok(Some(list)) = stream.message().await {
                 resources.send_modify(|known| {

@@ -262,8 +262,10 @@ async fn two_resources_live_in_one_folder() {
     options.watch = None;
     let shared = start(options);
     let is = |resource: &Resource, prefix: &str| resource.devices.keys().all(|id| id.starts_with(prefix));
-    assert!(is(&kubelet.devices(GPU, 2, 2).await, "GPU-"));
-    assert!(is(&kubelet.devices("nvidia.com/gpu.shared", 2, 2).await, "slot-"));
+    let gpus = kubelet.devices(GPU, 2, 2).await;
+    assert!(is(&gpus, "GPU-") && gpus.asks_preference);
+    let slots = kubelet.devices("nvidia.com/gpu.shared", 2, 2).await;
+    assert!(is(&slots, "slot-") && !slots.asks_preference, "which slots are granted makes no difference");
     whole.stop().await;
     kubelet.until(|known| !known[GPU].connected).await;
     kubelet.devices("nvidia.com/gpu.shared", 2, 2).await;
