@@ -19,7 +19,8 @@ pub(crate) struct Parser {
 
 impl Parser {
     pub(crate) fn table(&mut self, text: &'static str) -> Result<(), Error> {
-        for (index, line) in text.lines().enumerate() {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
+        for (index, line) in lines {
             let read = if line.starts_with(' ') { self.field(line) } else { self.head(line) };
             read.map_err(|what| Error::Table {
                 group: self.groups.last().map_or_else(|| "?".to_owned(), |group| group.prefix.to_owned()),
