@@ -30,6 +30,9 @@
 mod check;
 mod data;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod merge;
 mod openapi;
 mod parse;
