@@ -1,10 +1,3 @@
-//! CDI device names: what is accepted is written back as it was.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use gantry_cdi::DeviceName;
-
-libfuzzer_sys::fuzz_target!(|text: &str| {
-    if let Ok(name) = text.parse::<DeviceName>() {
-        assert_eq!(name.to_string(), text);
-    }
-});
+gantry_fuzz::fuzz_main!(cdi_name);

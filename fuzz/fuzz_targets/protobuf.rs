@@ -1,10 +1,3 @@
-//! Protobuf bodies never panic; what is decoded passes the check of its own kind or is told why not.
-#![no_main]
+#![cfg_attr(fuzzing, no_main)]
 
-use gantry_kubetypes::{PROTOBUF_MAGIC, Types};
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let mut body = PROTOBUF_MAGIC.to_vec();
-    body.extend_from_slice(data);
-    let _ = gantry_kubetypes::decode(Types::builtin(), &body);
-});
+gantry_fuzz::fuzz_main!(protobuf);

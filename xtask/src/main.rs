@@ -3,7 +3,7 @@
 //! ```text
 //!   test ─┬─ fmt, tidy (layers, sizes, docs, purity), clippy
 //!         ├─ unit, property and in-process tests of every crate
-//!         ├─ generated code is what its sources give; fuzz targets compile
+//!         ├─ generated code is what its sources give; fuzz targets hold over their seeds
 //!         └─ end-to-end tests on the embedded cluster, with every kubectl that is found
 //! ```
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks through them")]

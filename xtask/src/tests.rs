@@ -23,8 +23,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         cargo(&["test", "--workspace", "--exclude", "gantry-testkit", "--locked", "--quiet"])
     })?;
     step("generated code", || generated::code(true))?;
-    step("fuzz targets compile", || {
-        cargo(&["check", "--manifest-path", "fuzz/Cargo.toml", "--locked", "--quiet"])
+    step("fuzz targets, over their seeds", || {
+        cargo(&["test", "--manifest-path", "fuzz/Cargo.toml", "--locked", "--quiet"])
     })?;
     if options.quick {
         println!("end-to-end tests: skipped, because --quick was given");

@@ -9,6 +9,9 @@
 //! A plan is a pure function of what was observed; [`run`] carries plans out.
 
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod volcano;
 
 pub use error::Error;

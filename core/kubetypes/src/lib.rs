@@ -22,14 +22,17 @@
 //!   10 conditions []C patch=merge key=type map=type
 //! ```
 //!
-//! A type without a dot is of the same file. Properties of a field: `required` (and so written when empty), `omitempty` (required, but not
-//! written when empty), `always` (written when empty, not required), `omitzero`, `inline`, `patch=` and `key=` (strategic merge), `list=` and
-//! `map=` (list type and map keys of server-side apply), `atomic`, `enum=A|B`, `default=JSON`. `data/descriptions.txt` has one line of words for
-//! the types and fields that are met most.
+//! A line that begins with `#` is a comment. A type without a dot is of the same file. Properties of a field: `required` (and so written
+//! when empty), `omitempty` (required, but not written when empty), `always` (written when empty, not required), `omitzero`, `inline`, `patch=`
+//! and `key=` (strategic merge), `list=` and `map=` (list type and map keys of server-side apply), `atomic`, `enum=A|B`, `default=JSON`.
+//! `data/descriptions.txt` has one line of words for the types and fields that are met most.
 
 mod check;
 mod data;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod merge;
 mod openapi;
 mod parse;

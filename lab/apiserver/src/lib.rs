@@ -21,6 +21,9 @@ mod controllers;
 mod crd;
 mod discovery;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hooks;
 mod http;
 mod json;

@@ -26,6 +26,9 @@ mod cluster;
 mod control;
 mod device_manager;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod kubelet;
 mod machine;
 mod node_lifecycle;

@@ -18,6 +18,9 @@
 //! a paused runtime a run is a pure function of its input.
 
 mod controllers;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod json;
 mod kinds;
 mod plan;

@@ -6,7 +6,6 @@
 //! synchronised to disk: the file outlives the agent, and what a crash of the machine takes can be rebuilt from the pods.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -98,13 +97,7 @@ impl Checkpoint {
 
     fn replace(&mut self, state: &State, ledger: &str) -> Result<(), Error> {
         self.length = 0;
-        let header = Header {
-            version: VERSION,
-            node: state.node.to_string(),
-            inventory: GpuNodeStatus::from_model(state.gpus(), state.topology()),
-        };
-        let mut text = String::new();
-        line(&mut text, &header);
+        let mut text = header(state);
         text.push_str(ledger);
         let io = |action| {
             let path = self.path.clone();
@@ -139,9 +132,34 @@ impl Checkpoint {
     }
 }
 
+/// The first line of the file.
+fn header(state: &State) -> String {
+    let header = Header {
+        version: VERSION,
+        node: state.node.to_string(),
+        inventory: GpuNodeStatus::from_model(state.gpus(), state.topology()),
+    };
+    let mut text = String::new();
+    line(&mut text, &header);
+    text
+}
+
 fn line(text: &mut String, value: &impl Serialize) {
     let json = serde_json::to_string(value).expect("invariant: strings, numbers and maps of them serialise");
-    let _ = writeln!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+    text.push_str(&seal(&json));
+}
+
+/// A line with its checksum.
+pub(crate) fn seal(json: &str) -> String {
+    format!("{:08x} {json}\n", crc32fast::hash(json.as_bytes()))
+}
+
+/// A whole file.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn text(state: &State) -> String {
+    let mut text = header(state);
+    line(&mut text, &ledger(state));
+    text
 }
 
 /// The JSON of a line, if the line is whole.
@@ -165,7 +183,7 @@ fn ledger(state: &State) -> Ledger {
     Ledger { slots: state.slots().map(GpuId::to_string).collect(), pods: state.pods().map(pod).collect() }
 }
 
-fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
+pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
     let mut lines = text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n"));
     let header = lines.next().flatten().and_then(whole).ok_or("its first line is damaged")?;
     let header: Header = serde_json::from_str(header).map_err(|error| error.to_string())?;
@@ -287,7 +305,7 @@ mod tests {
             let mut text = String::new();
             for line in good.lines() {
                 let json = line[9..].replace(from, to);
-                let _ = writeln!(text, "{:08x} {json}", crc32fast::hash(json.as_bytes()));
+                text.push_str(&seal(&json));
             }
             text
         };

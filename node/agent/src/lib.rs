@@ -23,6 +23,9 @@ mod agent;
 mod cdi;
 mod checkpoint;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod handle;
 mod labels;
 mod log;

@@ -180,13 +180,18 @@ fn read(path: &Path) -> Result<Spec, Error> {
         path: path.to_path_buf(),
         source,
     })?;
-    let syntax = |message: String| Error::Syntax { path: path.to_path_buf(), message };
-    let spec: Spec = if path.extension().is_some_and(|end| end == "json") {
-        serde_json::from_str(&text).map_err(|error| syntax(error.to_string()))?
+    let is_json = path.extension().is_some_and(|end| end == "json");
+    parse(&text, is_json).map_err(|message| Error::Syntax { path: path.to_path_buf(), message })
+}
+
+/// The specification in a file's text, which is JSON or YAML.
+pub(crate) fn parse(text: &str, is_json: bool) -> Result<Spec, String> {
+    let spec: Spec = if is_json {
+        serde_json::from_str(text).map_err(|error| error.to_string())?
     } else {
-        serde_saphyr::from_str(&text).map_err(|error| syntax(error.to_string()))?
+        serde_saphyr::from_str(text).map_err(|error| error.to_string())?
     };
-    spec.validate().map_err(|error| syntax(error.to_string()))?;
+    spec.validate().map_err(|error| error.to_string())?;
     Ok(spec)
 }
 

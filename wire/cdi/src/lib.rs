@@ -15,6 +15,9 @@
 
 mod cache;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod inject;
 mod name;
 mod spec;

@@ -3,6 +3,8 @@
 //! Formats and phases are Volcano's, so that `kubectl get vcjob` and what reads its status work unchanged. Life-cycle
 //! policies are read but not acted on yet; the Job gets an Event that says so.
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod job;
 mod plan;
 

@@ -63,9 +63,12 @@ impl Authenticator {
             },
         });
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", encode(&json!({"alg": "HS256", "typ": "JWT"})), encode(&claims));
-        let signature = URL_SAFE_NO_PAD.encode(self.sign(signed.as_bytes()));
-        format!("{signed}.{signature}")
+        self.signed(&format!("{}.{}", encode(&json!({"alg": "HS256", "typ": "JWT"})), encode(&claims)))
+    }
+
+    /// A header and claims, with their signature.
+    pub(crate) fn signed(&self, text: &str) -> String {
+        format!("{text}.{}", URL_SAFE_NO_PAD.encode(self.sign(text.as_bytes())))
     }
 
     /// Whose token it is; nobody's if it is unknown, expired, or its service account is gone.

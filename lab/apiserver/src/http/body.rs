@@ -111,10 +111,13 @@ pub(crate) fn encoded(code: u16, encoding: Encoding, json: Bytes) -> Result<Resp
         Encoding::Json => Ok(json_response(code, json)),
         Encoding::Yaml => {
             let value: Value = serde_json::from_slice(&json).map_err(Status::internal)?;
-            let text = serde_saphyr::to_string(&value).map_err(Status::internal)?;
-            Ok(response(code, "application/yaml", full(text)))
+            Ok(response(code, "application/yaml", full(to_yaml(&value)?)))
         }
     }
+}
+
+pub(super) fn to_yaml(value: &Value) -> Result<String, Status> {
+    serde_saphyr::to_string(value).map_err(Status::internal)
 }
 
 pub(crate) fn status_response(status: &Status) -> Response<Body> {

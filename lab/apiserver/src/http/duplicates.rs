@@ -131,6 +131,12 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_sent_back_as_it_was_given_is_the_same() {
+        let (value, _) = parse(b"144446744073709551616").unwrap();
+        assert_eq!(parse(value.to_string().as_bytes()).unwrap().0, value);
+    }
+
+    #[test]
     fn anything_else_is_as_in_plain_json() {
         assert!(parse(b"{} x").is_err());
         let deep = "[".repeat(100_000);

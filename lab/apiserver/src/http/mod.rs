@@ -2,6 +2,8 @@
 
 mod body;
 mod duplicates;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod negotiate;
 mod path;
 mod query;

@@ -9,6 +9,8 @@
 //! The server turns the wire protocol into a [`Session`] of channels and back; it knows nothing of containers.
 
 mod exec;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod spdy;
 mod streams;
 mod websocket;

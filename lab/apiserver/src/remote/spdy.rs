@@ -63,12 +63,12 @@ static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
 
 /// A breach of the protocol, after which the connection cannot go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Violation;
+pub(super) struct Violation;
 
-type Headers = BTreeMap<String, String>;
+pub(super) type Headers = BTreeMap<String, String>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Frame {
+pub(super) enum Frame {
     Open {
         id: u32,
         headers: Headers,
@@ -159,7 +159,7 @@ impl Inflater {
 }
 
 /// Names and values, each preceded by its length; before all their number.
-fn parse_headers(mut block: &[u8]) -> Result<Headers, Violation> {
+pub(super) fn parse_headers(mut block: &[u8]) -> Result<Headers, Violation> {
     let count = block.try_get_u32().map_err(|_| Violation)?;
     let mut headers = Headers::new();
     for _ in 0..count {
@@ -179,18 +179,18 @@ fn parse_headers(mut block: &[u8]) -> Result<Headers, Violation> {
 
 /// Cuts a byte stream into frames: no I/O, any chunking.
 #[derive(Debug)]
-struct Decoder {
-    input: BytesMut,
+pub(super) struct Decoder {
+    pub(super) input: BytesMut,
     inflater: Inflater,
 }
 
 impl Decoder {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { input: BytesMut::new(), inflater: Inflater::new() }
     }
 
     /// The next frame, or `None` until more bytes have come.
-    fn next(&mut self) -> Result<Option<Frame>, Violation> {
+    pub(super) fn next(&mut self) -> Result<Option<Frame>, Violation> {
         let Some(mut head) = self.input.get(..8) else { return Ok(None) };
         let first = head.get_u32();
         let flags = head.get_u8();

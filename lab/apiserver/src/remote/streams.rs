@@ -136,7 +136,7 @@ pub(super) async fn run_connection<T>(
     tokio::join!(sending, receiving);
 }
 
-fn terminal_size(data: &[u8]) -> Option<TerminalSize> {
+pub(super) fn terminal_size(data: &[u8]) -> Option<TerminalSize> {
     let size: Value = serde_json::from_slice(data).ok()?;
     let part = |name: &str| size[name].as_u64().and_then(|n| u16::try_from(n).ok());
     Some(TerminalSize { width: part("Width")?, height: part("Height")? })

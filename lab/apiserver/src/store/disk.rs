@@ -31,9 +31,9 @@ const COMPACTION_FLOOR: u64 = 16 << 20;
 
 /// What the folder held.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) revision: u64,
-    pub(super) objects: BTreeMap<ResourceId, BTreeMap<ObjectKey, Object>>,
+pub(crate) struct State {
+    pub(crate) revision: u64,
+    pub(crate) objects: BTreeMap<ResourceId, BTreeMap<ObjectKey, Object>>,
 }
 
 pub(super) struct Disk {
@@ -238,7 +238,7 @@ fn mark(revision: u64) -> Vec<u8> {
     encode(format!(r#"{{"r":{revision}}}"#).as_bytes())
 }
 
-fn encode(payload: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("invariant: a record is far below 4 GiB");
     let mut record = Vec::with_capacity(HEADER + payload.len());
     record.extend_from_slice(&length.to_le_bytes());
@@ -253,7 +253,7 @@ fn corrupt(path: &Path, offset: usize, problem: impl Into<String>) -> Error {
 }
 
 /// Applies whole records to `state`; returns where the first torn one begins, or the length.
-fn replay(bytes: &[u8], path: &Path, state: &mut State) -> Result<usize, Error> {
+pub(crate) fn replay(bytes: &[u8], path: &Path, state: &mut State) -> Result<usize, Error> {
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let mut offset = 0;
     // A crash of the machine may leave a tail of zeros that were allocated but never written.

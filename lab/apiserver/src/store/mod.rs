@@ -5,6 +5,10 @@
 //! miss a change nor see one twice.
 
 mod disk;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing {
+    pub(crate) use super::disk::{State, encode, replay};
+}
 mod watch;
 
 use std::collections::{BTreeMap, VecDeque};

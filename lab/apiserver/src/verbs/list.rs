@@ -12,19 +12,20 @@ use crate::http::{Body, Call, encoded, json_response, status_response};
 use crate::store::{HistoryError, Object, ObjectKey, to_bytes};
 
 /// Where a list goes on: opaque to clients.
-struct Continue {
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Continue {
     /// Of which revision; `None` after the revision of the first page was forgotten.
     revision: Option<u64>,
     after: ObjectKey,
 }
 
 impl Continue {
-    fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let token = json!({"r": self.revision, "ns": &*self.after.namespace, "n": &*self.after.name});
         URL_SAFE_NO_PAD.encode(token.to_string())
     }
 
-    fn decode(token: &str) -> Result<Self, Status> {
+    pub(crate) fn decode(token: &str) -> Result<Self, Status> {
         let bytes = URL_SAFE_NO_PAD.decode(token).ok();
         let value: Option<Value> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         let parts = value.as_ref().and_then(|v| Some((v["ns"].as_str()?, v["n"].as_str()?, v["r"].as_u64())));

@@ -24,6 +24,8 @@ use serde_json::Value;
 pub(crate) use self::connect::connect;
 pub(crate) use self::create::{create, create_object};
 pub(crate) use self::delete::{delete, delete_collection};
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::list::Continue;
 pub(crate) use self::list::list;
 pub(crate) use self::meta::{check_type, check_type_is, finalizers, now};
 pub(crate) use self::patch::patch;

@@ -24,6 +24,8 @@ use serde_json::{Map, Value, json};
 
 use self::client::Caller;
 pub use self::client::WebhookServices;
+#[cfg(feature = "fuzzing")]
+pub(crate) use self::review::verdict;
 use crate::json::{items, text};
 use crate::{Status, User};
 

@@ -14,12 +14,12 @@ const MAX_WARNING: usize = 4096;
 
 /// What a webhook said.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Verdict {
+pub(crate) struct Verdict {
     /// A refusal in the webhook's words.
-    pub(super) denial: Option<Status>,
+    pub(crate) denial: Option<Status>,
     /// The changed object, in the version that the webhook saw.
-    pub(super) object: Option<Value>,
-    pub(super) warnings: Vec<String>,
+    pub(crate) object: Option<Value>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// The question in the version that the webhook's rules name.
@@ -53,7 +53,7 @@ pub(super) fn question(request: &Request<'_>, kind: &ResourceKind, uid: &str) ->
 }
 
 /// Reads the answer. `Err` is a webhook that does not keep to the protocol, which counts as a failed call.
-pub(super) fn verdict(
+pub(crate) fn verdict(
     webhook: &str,
     uid: &str,
     body: &[u8],

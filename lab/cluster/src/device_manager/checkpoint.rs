@@ -88,7 +88,7 @@ impl Checkpoint {
         Err(Error::Checkpoint { path: path.to_owned(), rule: problem })
     }
 
-    fn parse(text: &[u8]) -> Result<Self, &'static str> {
+    pub(super) fn parse(text: &[u8]) -> Result<Self, &'static str> {
         let file: File = serde_json::from_slice(text).map_err(|_| "it is not the JSON of a checkpoint")?;
         if fnv1a_32(file.data.get().as_bytes()) != file.checksum {
             return Err("its checksum does not match");
@@ -111,7 +111,7 @@ impl Checkpoint {
         Ok(Self { entries, registered: data.registered_devices })
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let data = Data {
             pod_device_entries: self
                 .entries

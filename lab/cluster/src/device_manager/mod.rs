@@ -12,6 +12,8 @@
 //! containers are used again by the pod's other containers; a pod that cannot be served is rejected for good.
 
 mod checkpoint;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod plugin;
 mod podresources;
 mod registration;

@@ -1,5 +1,6 @@
 //! The `Registration` service on `kubelet.sock`.
 
+use gantry_apimachinery::is_extended_resource;
 use gantry_proto::deviceplugin::registration_server::{Registration, RegistrationServer};
 use gantry_proto::deviceplugin::{Empty, KUBELET_SOCKET, RegisterRequest, VERSION};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -45,7 +46,7 @@ impl Registration for Service {
 }
 
 /// What the kubelet refuses, in its words.
-fn check(request: &RegisterRequest) -> Result<(), String> {
+pub(super) fn check(request: &RegisterRequest) -> Result<(), String> {
     if request.version != VERSION {
         return Err(format!(
             "requested API version {:?} is not supported by kubelet. Supported version is [{VERSION:?}]",
@@ -53,17 +54,10 @@ fn check(request: &RegisterRequest) -> Result<(), String> {
         ));
     }
     let name = &request.resource_name;
-    let valid = name.split_once('/').is_some_and(|(domain, rest)| {
-        domain.contains('.')
-            && !domain.ends_with("kubernetes.io")
-            && !rest.is_empty()
-            && rest.len() <= 63
-            && !rest.contains('/')
-    });
-    if !valid {
+    if !is_extended_resource(name) {
         return Err(format!("the ResourceName {name:?} is invalid"));
     }
-    if request.endpoint.is_empty() || request.endpoint.contains('/') {
+    if matches!(request.endpoint.as_str(), "" | "." | "..") || request.endpoint.contains(['/', '\0']) {
         return Err(format!(
             "the endpoint {:?} is invalid: it must be the name of a socket in the plugin folder",
             request.endpoint
@@ -97,7 +91,12 @@ mod tests {
                 "the ResourceName \"gpu\" is invalid",
             ),
             (RegisterRequest { resource_name: "kubernetes.io/gpu".to_owned(), ..good.clone() }, "is invalid"),
+            // The API server would refuse the node's whole status for such a name, again and again.
+            (RegisterRequest { resource_name: "nvidia.com/my gpu".to_owned(), ..good.clone() }, "is invalid"),
+            (RegisterRequest { resource_name: "nvidia.com/gpu\n".to_owned(), ..good.clone() }, "is invalid"),
+            (RegisterRequest { resource_name: "requests.x.io/gpu".to_owned(), ..good.clone() }, "is invalid"),
             (RegisterRequest { endpoint: "../a.sock".to_owned(), ..good.clone() }, "the endpoint"),
+            (RegisterRequest { endpoint: "..".to_owned(), ..good.clone() }, "the endpoint"),
         ] {
             let error = check(&bad).unwrap_err();
             assert!(error.contains(expected), "{error}");

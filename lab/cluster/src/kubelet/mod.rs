@@ -12,6 +12,8 @@
 
 mod agent_pod;
 mod events;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod hub;
 mod launch;
 mod node_status;

@@ -6,6 +6,8 @@
 
 mod basic;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod io;
 mod shell;
 mod smi;
@@ -165,7 +167,7 @@ pub(crate) fn run(mut process: Process) -> BoxFuture<'static, i32> {
     })
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,8 @@ mod daemonset;
 mod deployment;
 mod disruption;
 pub(crate) mod endpoints;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod indexes;
 mod job;
 mod pods;

@@ -116,16 +116,21 @@ impl FromStr for NodesFlag {
     }
 }
 
-/// Reads the nodes from a YAML file: `nodes: [{profile, count, gpus, labels, taints}]`.
+/// Reads the nodes from a YAML file.
 pub(crate) fn from_file(path: &Path) -> anyhow::Result<Vec<Group>> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    from_text(&text).with_context(|| format!("parse {}", path.display()))
+}
+
+/// The nodes in the text of a YAML file: `nodes: [{profile, count, gpus, labels, taints}]`.
+pub(crate) fn from_text(text: &str) -> anyhow::Result<Vec<Group>> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct File {
         nodes: Vec<Group>,
     }
-    let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    let file: File = serde_saphyr::from_str(&text).with_context(|| format!("parse {}", path.display()))?;
-    check(&file.nodes).with_context(|| format!("parse {}", path.display()))?;
+    let file: File = serde_saphyr::from_str(text)?;
+    check(&file.nodes)?;
     Ok(file.nodes)
 }
 

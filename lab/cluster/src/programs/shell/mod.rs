@@ -30,6 +30,13 @@ pub(super) fn is_supported(script: &str) -> bool {
     parse::parse(script).is_ok_and(|list| list.programs().all(|name| name.is_some_and(run::is_known)))
 }
 
+/// The programs that a script would start; `None` for one that is known only at run time.
+#[cfg(feature = "fuzzing")]
+pub(super) fn programs(script: &str) -> Result<Vec<Option<String>>, String> {
+    let list = parse::parse(script).map_err(|error| error.to_string())?;
+    Ok(list.programs().map(|name| name.map(str::to_owned)).collect())
+}
+
 /// `sh -c SCRIPT`, or a read-eval loop over standard input.
 pub(super) fn main(process: &mut Process) -> BoxFuture<'_, i32> {
     async {

@@ -106,6 +106,12 @@ fn parse(args: &[String]) -> Result<Options, Refusal> {
     Ok(options)
 }
 
+/// Whether these arguments make the tool run until it is killed.
+#[cfg(feature = "fuzzing")]
+pub(super) fn is_loop(args: &[String]) -> bool {
+    parse(args).is_ok_and(|options| options.period.is_some())
+}
+
 fn split(list: &str) -> Vec<String> {
     list.split(',').map(|item| item.trim().to_owned()).collect()
 }
