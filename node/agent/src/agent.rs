@@ -158,7 +158,7 @@ impl Agent {
                 Event::Health(event) => self.health(&event, &mut reading),
                 Event::Inventory(Ok(inventory)) => self.refresh(inventory),
                 Event::Inventory(Err(error)) => {
-                    self.log(format!("Could not read the GPUs: {error}; trying again"))
+                    self.log(format!("Could not read the GPUs: {error}; trying again"));
                 }
                 Event::Folder { watched: true } => {}
                 Event::Folder { watched: false } => folder = None,
@@ -335,7 +335,7 @@ impl Reading {
                 let ended = call.await;
                 self.call = None;
                 // A driver call that panics has failed; the panic is on record.
-                let result = ended.unwrap_or_else(|_| Err(gantry_gpu::Error::Aborted));
+                let result = ended.unwrap_or(Err(gantry_gpu::Error::Aborted));
                 if result.is_ok() {
                     self.delay = RETRY.0;
                 } else {
