@@ -22,7 +22,7 @@ pub(crate) mod tested {
     use crate::mutate::{Random, mutation};
     use crate::target;
 
-    /// How many random mutations a target is given, besides the systematic ones.
+    /// How many random mutations a target is given, besides the systematic ones, unless `GANTRY_FUZZ_MUTATIONS` says another number.
     const MUTATIONS: usize = 10_000;
     /// At so many places of all seeds together a bit is flipped and the rest is cut off.
     const PLACES: usize = 1000;
@@ -59,7 +59,10 @@ pub(crate) mod tested {
             }
         }
         let mut random = Random(0);
-        for _ in 0..MUTATIONS {
+        let wanted = std::env::var("GANTRY_FUZZ_MUTATIONS").ok();
+        let mutations =
+            wanted.map_or(MUTATIONS, |text| text.parse().expect("GANTRY_FUZZ_MUTATIONS is a number"));
+        for _ in 0..mutations {
             try_one(&mutation(target.seeds, &mut random));
         }
         let report: Vec<String> = faults.into_iter().map(|(_, text)| text).collect();

@@ -14,7 +14,10 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    step("format", || cargo(&["fmt", "--all", "--check"]))?;
+    step("format", || {
+        cargo(&["fmt", "--all", "--check"])?;
+        cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
+    })?;
     step("tidy", tidy::run)?;
     step("clippy", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"])

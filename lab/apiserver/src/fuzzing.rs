@@ -78,8 +78,9 @@ pub fn state_log(data: &[u8]) {
                 let mut again = State::default();
                 assert_eq!(replay(&bytes[..sound], file, &mut again).ok(), Some(sound));
                 assert_eq!(again.revision, state.revision);
-                let count =
-                    |state: &State| state.objects.values().map(|objects| objects.len()).sum::<usize>();
+                let count = |state: &State| {
+                    state.objects.values().map(std::collections::BTreeMap::len).sum::<usize>()
+                };
                 assert_eq!(count(&again), count(&state));
             }
             Err(error) => assert!(!error.to_string().is_empty()),

@@ -14,7 +14,7 @@ pub fn annotations(data: &[u8]) {
             .map(|(key, value)| (format!("sim.gantry.dev/{key}"), value.to_owned()))
             .collect(),
     );
-    let count = pod.metadata.annotations.as_ref().map_or(0, |annotations| annotations.len());
+    let count = pod.metadata.annotations.as_ref().map_or(0, std::collections::BTreeMap::len);
     let (simulation, errors) = Simulation::of(&pod);
     assert!((0..=255).contains(&simulation.exit_code) && simulation.utilization_percent <= 100);
     assert!(errors.len() <= count && errors.iter().all(|error| !error.to_string().is_empty()));

@@ -179,6 +179,8 @@ async fn the_shell_runs_what_one_line_scripts_need() {
         ("[ -c /dev/nvidia0 ] && echo gpu", "gpu\n"),
         ("test -e /dev/nvidia1 || echo none # comment", "none\n"),
         ("cd /etc/app; cat config | tail -1; pwd", "b=2\n/etc/app\n"),
+        ("echo piped | tail -f", "piped\n"),
+        ("tail -n 1 -f /etc/app/config | head -n 1", "b=2\n"),
         ("echo $(nvidia-smi -L | wc -l) cards", "1 cards\n"),
         ("set -e; false; echo unreachable", ""),
         ("sleep 3600; date +%Y", "2026\n"),

@@ -38,10 +38,10 @@ impl Source {
 }
 
 /// Splits `-n N`, `-nN` and `-N` from the operands; ten lines if none is given.
-fn line_count(process: &Process) -> Result<(usize, Vec<String>), i32> {
+fn line_count(process: &Process, args: &[String]) -> Result<(usize, Vec<String>), i32> {
     let mut count = 10;
     let mut operands = Vec::new();
-    let mut args = process.args().iter();
+    let mut args = args.iter();
     while let Some(arg) = args.next() {
         let number = match arg.strip_prefix('-') {
             Some("n") => Some(args.next().map_or("", String::as_str)),
@@ -62,7 +62,7 @@ fn line_count(process: &Process) -> Result<(usize, Vec<String>), i32> {
 
 pub(super) fn head(process: &mut Process) -> BoxFuture<'_, i32> {
     async {
-        let (count, operands) = match line_count(process) {
+        let (count, operands) = match line_count(process, process.args()) {
             Ok(parsed) => parsed,
             Err(code) => return code,
         };
@@ -81,12 +81,9 @@ pub(super) fn head(process: &mut Process) -> BoxFuture<'_, i32> {
 
 pub(super) fn tail(process: &mut Process) -> BoxFuture<'_, i32> {
     async {
-        if process.args().iter().any(|arg| matches!(arg.as_str(), "-f" | "-F")) {
-            // Nothing in a simulated container writes to a file, so following one is waiting. Entry points end with
-            // `tail -f /dev/null` for just that.
-            return std::future::pending().await;
-        }
-        let (count, operands) = match line_count(process) {
+        let (follow, args): (Vec<String>, Vec<String>) =
+            process.args().iter().cloned().partition(|arg| matches!(arg.as_str(), "-f" | "-F"));
+        let (count, operands) = match line_count(process, &args) {
             Ok(parsed) => parsed,
             Err(code) => return code,
         };
@@ -103,6 +100,11 @@ pub(super) fn tail(process: &mut Process) -> BoxFuture<'_, i32> {
         }
         for line in last {
             process.stdout.line(line);
+        }
+        // Nothing in a simulated container writes to a file, so following one is waiting. Entry points end with
+        // `tail -f /dev/null` for just that. A pipe that has ended is not followed (POSIX).
+        if !follow.is_empty() && matches!(source, Source::Files(_)) {
+            return std::future::pending().await;
         }
         0
     }
