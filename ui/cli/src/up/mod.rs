@@ -39,6 +39,8 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     let groups = groups(options)?;
     let faults = fault::listen(claim.folder())?;
     let mut stop = std::pin::pin!(shutdown_signal());
+    // Entries in a file of the user's lead nowhere once a cluster that nobody keeps has ended.
+    let borrowed = kubeconfig.clone().filter(|_| options.state.is_none());
     let running = tokio::select! {
         running = start(options, kubeconfig, &claim, &groups) => running?,
         () = &mut stop => {
@@ -56,6 +58,9 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     running.cancel.cancel();
     // The listener has nothing to lose: whatever it reports on the way out is not the user's concern.
     let _ = tokio::time::timeout(Duration::from_secs(2), running.serving).await;
+    if let Some(path) = borrowed {
+        gantry_apiserver::remove_from_kubeconfig(&path, claim.name())?;
+    }
     Ok(())
 }
 

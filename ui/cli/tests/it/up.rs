@@ -164,14 +164,23 @@ fn a_file_describes_nodes_with_labels_and_taints() {
 }
 
 #[test]
-fn the_kubeconfig_is_written_where_it_is_wanted() {
+fn the_kubeconfig_is_written_where_it_is_wanted_and_what_is_there_stays() {
     let place = Place::new();
     let wanted = place.path().join("my.kubeconfig");
+    let mine = "apiVersion: v1\nkind: Config\nclusters: []\nusers: []\ncontexts:\n- name: mine\n  context: {cluster: c, user: u}\n";
+    std::fs::write(&wanted, mine).unwrap();
+    let contexts = || {
+        let text = std::fs::read_to_string(place.path().join("my.kubeconfig")).unwrap();
+        ["name: mine", "name: gantry"].map(|name| text.replace('"', "").contains(name))
+    };
     let wanted = wanted.to_str().unwrap();
     let printed = place.ok(&["up", "--detach", "--nodes", "t4=1:1", "--kubeconfig", wanted]);
+    assert_eq!(contexts(), [true, true]);
     assert_eq!(kubeconfig(&printed), wanted);
     assert_eq!(place.gpus(wanted).len(), 1);
     assert!(place.ok(&["clusters"]).contains(wanted));
+    place.ok(&["down"]);
+    assert_eq!(contexts(), [true, false], "a cluster that is gone leaves nothing behind");
 }
 
 /// A cluster that never gets ready: its file of nodes is a pipe that nobody writes to.
