@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use gantry_apiserver::ApiServer;
+use gantry_kit::CancellationToken;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -45,6 +47,26 @@ fn spawn_reflector(client: Client, log: Arc<Mutex<Vec<String>>>) {
     });
 }
 
+/// Writes down every change of a kind's objects, with the whole object, as a client that watches sees it.
+fn record(client: Client, version: &str, kind: &str, log: Arc<Mutex<Vec<String>>>) {
+    let (group, version) = version.split_once('/').unwrap_or(("", version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let objects: Api<DynamicObject> = Api::all_with(client, &resource);
+    tokio::spawn(watcher(objects, watcher::Config::default()).for_each(move |event| {
+        let line = match event {
+            Ok(watcher::Event::Apply(object)) => {
+                format!("applied {}", serde_json::to_string(&object).unwrap())
+            }
+            Ok(watcher::Event::Delete(object)) => {
+                format!("deleted {}", serde_json::to_string(&object).unwrap())
+            }
+            other => format!("{other:?}"),
+        };
+        log.lock().unwrap().push(line);
+        futures::future::ready(())
+    }));
+}
+
 async fn hold_lease(client: Client) {
     let leases: Api<Lease> = Api::namespaced(client, "default");
     let lease = json!({
@@ -59,9 +81,18 @@ async fn hold_lease(client: Client) {
 }
 
 /// Runs a day and returns everything that anybody could have seen of it.
-async fn a_day() -> String {
-    let server: ApiServer = common::server();
+async fn a_day(seed: u64) -> String {
+    let server: ApiServer = common::server_of(seed);
     let log: Arc<Mutex<Vec<String>>> = Arc::default();
+    let controllers = CancellationToken::new();
+    let _end = controllers.clone().drop_guard();
+    tokio::spawn({
+        let server = server.clone();
+        async move { server.run_controllers(controllers).await }
+    });
+    for (version, kind) in [("v1", "ConfigMap"), ("v1", "Pod"), ("coordination.k8s.io/v1", "Lease")] {
+        record(server.client(), version, kind, log.clone());
+    }
     let maps: Api<ConfigMap> = Api::namespaced(server.client(), "default");
     let pods: Api<Pod> = Api::namespaced(server.client(), "default");
     let context = Arc::new((server.client(), Instant::now()));
@@ -99,17 +130,21 @@ async fn a_day() -> String {
 
 #[test]
 fn the_same_seed_gives_the_same_history_byte_for_byte() {
-    let run = || {
+    let run = |seed| {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .start_paused(true)
             .build()
             .unwrap()
-            .block_on(a_day())
+            .block_on(a_day(seed))
     };
-    let first = run();
-    let last = first.matches("\"seen\":\"1440\"").count() + first.matches("\"seen\":\"1430\"").count();
-    assert_eq!(last, 3, "each map was reconciled every ten minutes: {first}");
+    let first = run(1);
+    // 145 times three maps, and the lease every five minutes.
+    let of =
+        |part: &str| first.lines().filter(|line| line.starts_with("applied") && line.contains(part)).count();
+    assert_eq!((of("\"kind\":\"ConfigMap\"") / 100, of("\"kind\":\"Lease\"") / 100), (4, 2), "{first}");
+    assert_eq!(first.lines().filter(|line| line.starts_with("deleted")).count(), 19, "{first}");
     assert!(first.contains("pod p4 of 5"), "{first}");
-    assert_eq!(first, run());
+    assert_eq!(first, run(1));
+    assert_ne!(first, run(2), "another seed gives other identifiers");
 }

@@ -12,8 +12,17 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 pub fn options() -> Options {
+    options_of(1)
+}
+
+fn options_of(seed: u64) -> Options {
     let clock = Arc::new(VirtualClock::new("2026-01-01T00:00:00Z".parse().unwrap()));
-    Options::new(clock, Arc::new(SeededIds::new(1)))
+    Options::new(clock, Arc::new(SeededIds::new(seed)))
+}
+
+/// A server whose identifiers follow from `seed`.
+pub fn server_of(seed: u64) -> ApiServer {
+    ApiServer::new(options_of(seed)).unwrap()
 }
 
 pub fn server() -> ApiServer {
