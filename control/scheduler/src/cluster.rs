@@ -526,7 +526,6 @@ fn to_value(object: DynamicObject) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -117,7 +117,6 @@ impl PrinterColumn {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn cells(columns: &Value, object: &Value) -> Vec<Value> {

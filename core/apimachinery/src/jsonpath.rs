@@ -317,7 +317,6 @@ fn quoted(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
     use serde_json::json;
 

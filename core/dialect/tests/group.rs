@@ -1,5 +1,4 @@
 //! Which group a pod is placed with.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use serde_json::{Value, json};
 

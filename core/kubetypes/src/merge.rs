@@ -23,8 +23,6 @@ impl MergeSchema for Types {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use gantry_apimachinery::strategic_merge_patch;
     use serde_json::{Value, json};
 

@@ -240,8 +240,6 @@ fn named_scalar(scalar: Scalar) -> Option<(String, Value)> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn references(value: &Value, out: &mut BTreeSet<String>) {

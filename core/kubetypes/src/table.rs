@@ -377,8 +377,6 @@ pub(crate) fn type_id(index: usize) -> TypeId {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

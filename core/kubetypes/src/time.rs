@@ -123,8 +123,6 @@ pub(crate) fn is_go_duration(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -1,5 +1,4 @@
 //! The reference page of reasons is what the catalogue says.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

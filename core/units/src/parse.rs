@@ -112,7 +112,6 @@ fn suffix_hint(suffix: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -140,7 +140,6 @@ fn write(path: &Path, file: &Value, form: Form) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 

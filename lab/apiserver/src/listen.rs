@@ -141,7 +141,6 @@ impl Connections {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::PathBuf;
 

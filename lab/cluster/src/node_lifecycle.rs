@@ -339,8 +339,6 @@ pub(crate) fn start(client: Client, clock: SharedClock, recorder: EventRecorder,
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::sync::Arc;
 
     use gantry_apiserver::{ApiServer, Options};

@@ -289,7 +289,6 @@ fn trimmed(kind: Kind, mut object: Value) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 

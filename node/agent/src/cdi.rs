@@ -155,7 +155,6 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use gantry_cdi::Cache;
     use gantry_gpu::{GpuBackend as _, Profile, SimGpus};
     use serde_json::{Value, json};

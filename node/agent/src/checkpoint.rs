@@ -216,7 +216,6 @@ pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use std::path::Path;
 
     use super::*;

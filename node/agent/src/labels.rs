@@ -104,7 +104,6 @@ fn sanitise(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use gantry_gpu::{GpuBackend as _, PROFILES, SimGpus};
 
     use super::*;

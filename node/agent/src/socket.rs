@@ -148,7 +148,6 @@ impl Drop for Server {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

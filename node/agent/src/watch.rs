@@ -161,7 +161,6 @@ impl Drop for FolderEvents {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[tokio::test]

@@ -409,7 +409,6 @@ impl Profile {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use std::collections::BTreeSet;
 
     use super::*;

@@ -299,7 +299,6 @@ fn uuid(node_name: &str, seed: u64, index: u32) -> GpuId {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;

@@ -188,7 +188,6 @@ fn links(status: &gantry_api::GpuNodeStatus, index: u32) -> BTreeMap<u32, String
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use gantry_api::GpuNode;
     use k8s_openapi::api::core::v1::Pod;

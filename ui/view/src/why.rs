@@ -207,7 +207,6 @@ fn to_value(object: &impl Serialize) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use gantry_api::GpuNode;
     use gantry_dialect::{GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION};

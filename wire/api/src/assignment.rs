@@ -76,7 +76,6 @@ pub fn decode_assignment(text: &str) -> Result<Assignment, Error> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

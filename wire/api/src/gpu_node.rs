@@ -388,7 +388,6 @@ fn links_to_model(groups: &[LinkGroup], size: usize, node: &str) -> Result<Topol
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -197,7 +197,6 @@ pub(crate) fn parse(text: &str, is_json: bool) -> Result<Spec, String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use serde_json::json;
 
     use super::*;

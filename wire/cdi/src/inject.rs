@@ -206,7 +206,6 @@ fn add_hook(root: &mut Map<String, Value>, hook: &Hook) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
 
     use super::*;

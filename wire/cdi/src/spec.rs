@@ -340,7 +340,6 @@ fn invalid(field: &str, value: &str, rule: &'static str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use serde_json::{Value, json};
 
     use super::*;

@@ -39,7 +39,6 @@ pub mod podresources {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use prost::Message;
 
     use super::{deviceplugin, podresources};

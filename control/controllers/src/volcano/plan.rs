@@ -233,7 +233,6 @@ fn owner(job: &Job) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -64,7 +64,6 @@ pub fn merge_patch(object: &Value, patch: &Value) -> Result<Value, Error> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use serde_json::json;
 
     use super::*;

@@ -311,7 +311,6 @@ fn unknown_directive(path: &FieldPath, directive: &Value) -> Error {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
     use serde_json::json;
 

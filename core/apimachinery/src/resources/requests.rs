@@ -82,7 +82,6 @@ fn raise(total: &mut Requests, other: Requests) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use serde_json::json;
 
     use super::*;

@@ -127,7 +127,6 @@ impl fmt::Display for FieldSelector {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
     use serde_json::json;
 

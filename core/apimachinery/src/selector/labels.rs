@@ -322,7 +322,6 @@ impl fmt::Display for Selector {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
     use proptest::prelude::*;
     use serde_json::json;
 

@@ -1,4 +1,4 @@
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers of a table")]
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use http::HeaderValue;
 use serde_json::{Value, json};
 

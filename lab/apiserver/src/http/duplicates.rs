@@ -116,7 +116,6 @@ impl<'de> Visitor<'de> for Seed<'_> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 

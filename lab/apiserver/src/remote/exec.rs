@@ -247,8 +247,6 @@ async fn run_ports(
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use std::convert::Infallible;
 
     use futures::future::BoxFuture;

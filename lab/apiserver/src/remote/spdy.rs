@@ -514,8 +514,6 @@ async fn forward_one(
 
 #[cfg(test)]
 pub(super) mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use flate2::{Compress, Compression, FlushCompress};
     use proptest::prelude::*;
 

@@ -198,8 +198,6 @@ pub(super) fn session() -> (Session, Process) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     const ALL: Streams = Streams { stdin: true, stdout: true, stderr: true, tty: false };

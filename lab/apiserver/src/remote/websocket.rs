@@ -279,8 +279,6 @@ pub(super) async fn drive(
 
 #[cfg(test)]
 pub(super) mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use http::header::SEC_WEBSOCKET_PROTOCOL;
     use proptest::prelude::*;
 

@@ -292,7 +292,6 @@ fn apply(payload: &[u8], state: &mut State) -> serde_json::Result<()> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use serde_json::json;
 

@@ -98,8 +98,6 @@ fn object_selected(webhook: &Value, request: &Request<'_>) -> Result<bool, Statu
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

@@ -157,8 +157,6 @@ fn bounded<'a>(warnings: impl Iterator<Item = &'a str>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
     use crate::User;
     use crate::webhook::Operation;

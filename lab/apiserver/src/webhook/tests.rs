@@ -1,5 +1,3 @@
-#![allow(clippy::unwrap_used)]
-
 use std::convert::Infallible;
 
 use base64::Engine as _;

@@ -1,7 +1,5 @@
 //! Whole clusters, in real time.
 
-#![allow(clippy::unwrap_used)]
-
 use gantry_kit::{SeededIds, SystemClock};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};

@@ -148,8 +148,6 @@ impl Checkpoint {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use gantry_proto::deviceplugin::CdiDevice;
 
     use super::*;

@@ -68,8 +68,6 @@ pub(super) fn check(request: &RegisterRequest) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -1,7 +1,5 @@
 //! The device manager against a plugin double over real sockets.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;

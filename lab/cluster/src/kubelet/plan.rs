@@ -171,8 +171,6 @@ pub(crate) fn back_off(backoff: Duration, ran: Duration) -> (Duration, Duration)
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use jiff::Timestamp;
     use serde_json::{Value, json};
 

@@ -319,8 +319,6 @@ pub(crate) fn substitute(text: &str, env: &[(String, String)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use serde_json::json;
 
     use super::*;

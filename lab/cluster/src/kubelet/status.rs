@@ -304,8 +304,6 @@ pub(crate) fn restore(pod: &Pod, now: Timestamp) -> BTreeMap<String, Record> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     fn pod(containers: &Value) -> Pod {

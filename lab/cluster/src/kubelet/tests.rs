@@ -1,7 +1,5 @@
 //! Kubelets against the embedded API server: in virtual time where no socket is needed.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use futures::StreamExt as _;

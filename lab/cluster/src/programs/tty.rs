@@ -82,8 +82,6 @@ pub(crate) fn cooked(sink: Sink) -> Sink {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -196,8 +196,6 @@ fn limits(container: &Container, config: &mut Value) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use super::*;
 
     #[test]

@@ -201,7 +201,6 @@ async fn reconcile(writer: &Writer, clock: &SharedClock, planner: Planner, key: 
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,4 +1,3 @@
-#![allow(clippy::unwrap_used)]
 use proptest::prelude::*;
 
 use super::fixture::{container, node, node_in, pod};

@@ -140,7 +140,6 @@ fn in_use() -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::collections::BTreeSet;
 

@@ -44,7 +44,6 @@ fn count(description: &str) -> Value {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::path::Path;
 

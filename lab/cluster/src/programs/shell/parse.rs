@@ -426,8 +426,6 @@ fn assignment(word: &Word) -> Option<(String, Word)> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-
     use proptest::prelude::*;
 
     use super::*;
