@@ -21,11 +21,11 @@ pub fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Completes at the first SIGINT or SIGTERM.
+/// Completes at the first SIGINT, SIGTERM or SIGHUP: a terminal that is closed ends what runs in it in good order.
 pub async fn shutdown_signal() {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    let (Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()), signal(SignalKind::hangup()))
     else {
         // Without handlers the default action ends the process, which is what the caller waits for.
         return std::future::pending().await;
@@ -33,5 +33,6 @@ pub async fn shutdown_signal() {
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
     }
 }

@@ -10,7 +10,7 @@ use gantry_model::catalogue;
 fn the_reference_page_is_what_the_catalogue_says() {
     let mut page = String::from(
         "# Reasons\n\n\
-         Every refusal and every advice has a code that never changes its meaning. The same text stands in the pod's condition, in\n\
+         Every refusal and every advice of scheduler and agent has a code that never changes its meaning. The same text stands in the pod's condition, in\n\
          its Events and in `gantry why`. `G1` is about placement, `G2` about the pod as it is written, `G4` is advice.\n\n\
          Made from the catalogue in `core/model`. Do not edit: `BLESS=1 cargo test -p gantry-model`.\n",
     );

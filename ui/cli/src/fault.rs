@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-use crate::args::FaultOptions;
+use crate::args::{Connection, FaultOptions};
 use crate::{hint, instance};
 
 /// The socket in a cluster's folder.
@@ -55,19 +55,26 @@ enum Answer {
     Refused(String),
 }
 
-/// Asks the cluster that runs here, or the one with the name, for a change.
-pub(crate) async fn run(options: &FaultOptions) -> anyhow::Result<()> {
+/// Asks the cluster that runs here, or the one that the name or else the kubeconfig names, for a change.
+pub(crate) async fn run(connection: &Connection, options: &FaultOptions) -> anyhow::Result<()> {
     let request = request(options)?;
     let running = instance::running()?;
-    let chosen: Vec<_> =
-        running.iter().filter(|info| options.name.as_ref().is_none_or(|name| *name == info.name)).collect();
+    let named = |info: &&instance::Info| options.name.as_ref().is_none_or(|name| *name == info.name);
+    let mut chosen: Vec<_> = running.iter().filter(named).collect();
+    if chosen.len() > 1
+        && let Some(file) =
+            connection.kubeconfig.clone().or_else(|| std::env::var_os("KUBECONFIG").map(Into::into))
+    {
+        chosen.retain(|info| info.kubeconfig == file);
+    }
     let info = match chosen.as_slice() {
         [info] => info,
         [] => return Err(hint::error("no such cluster runs here", "gantry clusters")),
         [first, ..] => {
+            let arguments: Vec<String> = std::env::args().skip(1).collect();
             return Err(hint::error(
                 format!("{} clusters run here: say which", chosen.len()),
-                format!("gantry fault {} --name {}", options.gpu, first.name),
+                format!("gantry {} --name {}", arguments.join(" "), first.name),
             ));
         }
     };
@@ -79,11 +86,11 @@ pub(crate) async fn run(options: &FaultOptions) -> anyhow::Result<()> {
     }
     let gpu = &options.gpu;
     match request.change {
-        Change::Recover => println!("gpu {gpu} is mended"),
+        Change::Recover => outln!("gpu {gpu} is mended"),
         Change::Xid(xid) if is_application_xid(xid) => {
-            println!("gpu {gpu} reported XID {xid}, which applications cause: it stays in service");
+            outln!("gpu {gpu} reported XID {xid}, which applications cause: it stays in service");
         }
-        _ => println!("gpu {gpu} has failed"),
+        _ => outln!("gpu {gpu} has failed"),
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ pub(crate) async fn get(connection: &Connection, options: &GetOptions) -> anyhow
         Format::Yaml => return output::yaml(&gpus),
         Format::Name => {
             for gpu in &gpus {
-                println!("gpu/{}", gpu.id);
+                outln!("gpu/{}", gpu.id);
             }
             return Ok(());
         }
@@ -79,12 +79,12 @@ pub(crate) async fn describe(connection: &Connection, options: &DescribeOptions)
         Format::Json => return output::json(&gpu),
         Format::Yaml => return output::yaml(&gpu),
         Format::Name => {
-            println!("gpu/{}", gpu.id);
+            outln!("gpu/{}", gpu.id);
             return Ok(());
         }
         Format::Table | Format::Wide => {}
     }
-    let line = |name: &str, value: &str| println!("{:<21}{value}", format!("{name}:"));
+    let line = |name: &str, value: &str| outln!("{:<21}{value}", format!("{name}:"));
     line("UUID", &gpu.id);
     line("Node", &gpu.node);
     line("Index", &gpu.index.to_string());
@@ -103,9 +103,9 @@ pub(crate) async fn describe(connection: &Connection, options: &DescribeOptions)
     if gpu.pods.is_empty() {
         line("Pods", "<none>");
     } else {
-        println!("Pods:");
+        outln!("Pods:");
         for pod in &gpu.pods {
-            println!("  {}/{} (container {})", pod.namespace, pod.name, pod.container);
+            outln!("  {}/{} (container {})", pod.namespace, pod.name, pod.container);
         }
     }
     Ok(())

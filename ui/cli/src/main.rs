@@ -8,7 +8,18 @@
 //! Standard output has what the command was asked for: a table, a document, an explanation, or what an action came to, such as
 //! `cluster gantry is stopped`. Everything else is talk and goes to standard error: errors, hints, that something takes a moment, and
 //! that there is nothing to show or to do, which is no failure. An error ends with a hint that can be pasted.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool speaks through them")]
+#![expect(clippy::print_stderr, reason = "a command-line tool speaks through them")]
+
+/// `print!` for output that may be closed early, as by `| head`: what nobody reads is no failure, and no reason to panic.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::output::write(format_args!($($text)*)) };
+}
+
+/// `println!`, as [`out!`] is `print!`.
+macro_rules! outln {
+    () => { out!("\n") };
+    ($($text:tt)*) => { out!("{}\n", format_args!($($text)*)) };
+}
 
 mod args;
 mod connect;
@@ -35,7 +46,8 @@ fn main() -> ExitCode {
     gantry_kit::install_crypto();
     let args = Args::parse();
     match run(args) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) if output::is_complete() => ExitCode::SUCCESS,
+        Ok(()) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{}", hint::report(&error));
             ExitCode::FAILURE
@@ -55,9 +67,11 @@ fn run(args: Args) -> anyhow::Result<()> {
             runtime()?.block_on(gpus::describe(&args.connection, &options))
         }
         Command::Why(options) => runtime()?.block_on(why::run(&args.connection, &options)),
-        Command::Fault(options) => runtime()?.block_on(fault::run(&options)),
+        Command::Fault(options) => runtime()?.block_on(fault::run(&args.connection, &options)),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Args::command(), "gantry", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "gantry", &mut script);
+            out!("{}", String::from_utf8_lossy(&script));
             Ok(())
         }
     }

@@ -1,12 +1,30 @@
 //! Tables, JSON and YAML on standard output.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::io::{ErrorKind, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 
+static INCOMPLETE: AtomicBool = AtomicBool::new(false);
+
+/// Writes to standard output. That a reader has gone, as `head` does, is no failure; a full disk is, and is told once.
+pub(crate) fn write(text: fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    let Err(error) = out.write_fmt(text).and_then(|()| out.flush()) else { return };
+    if error.kind() != ErrorKind::BrokenPipe && !INCOMPLETE.swap(true, Ordering::Relaxed) {
+        eprintln!("error: write to standard output: {error}");
+    }
+}
+
+/// Whether everything that was written has been taken, as far as somebody read.
+pub(crate) fn is_complete() -> bool {
+    !INCOMPLETE.load(Ordering::Relaxed)
+}
+
 /// Prints rows the way kubectl does: no lines, columns three spaces apart.
 pub(crate) fn table(headers: Option<&[&str]>, rows: &[Vec<String>]) {
-    print!("{}", aligned(headers, rows));
+    out!("{}", aligned(headers, rows));
 }
 
 fn aligned(headers: Option<&[&str]>, rows: &[Vec<String>]) -> String {
@@ -31,13 +49,13 @@ fn aligned(headers: Option<&[&str]>, rows: &[Vec<String>]) -> String {
 
 /// Prints `value` as indented JSON.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    outln!("{}", serde_json::to_string_pretty(value)?);
     Ok(())
 }
 
 /// Prints `value` as YAML.
 pub(crate) fn yaml(value: &impl Serialize) -> anyhow::Result<()> {
-    print!("{}", serde_saphyr::to_string(value)?);
+    out!("{}", serde_saphyr::to_string(value)?);
     Ok(())
 }
 

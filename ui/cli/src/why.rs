@@ -15,7 +15,7 @@ pub(crate) async fn run(connection: &Connection, options: &WhyOptions) -> anyhow
         Format::Json => output::json(&why),
         Format::Yaml => output::yaml(&why),
         Format::Name => {
-            println!("pod/{name}");
+            outln!("pod/{name}");
             Ok(())
         }
         Format::Table | Format::Wide => {
@@ -45,17 +45,17 @@ fn only_pods(what: &str) -> anyhow::Error {
 }
 
 fn print(why: &Why) {
-    println!("pod {} {}", why.pod, why.verdict);
+    outln!("pod {} {}", why.pod, why.verdict);
     for (container, gpus) in &why.gpus {
-        println!("  container {container}: {}", gpus.join(", "));
+        outln!("  container {container}: {}", gpus.join(", "));
     }
     why.reasons.iter().for_each(reason);
     if let Some(nearest) = &why.nearest {
-        println!("  nearest: {nearest}");
+        outln!("  nearest: {nearest}");
     }
     if why.ahead > 0 {
         let more = if why.ahead > why.first_ahead.len() { ", …" } else { "" };
-        println!("  ahead: {} waiting pods ({}{more})", why.ahead, why.first_ahead.join(", "));
+        outln!("  ahead: {} waiting pods ({}{more})", why.ahead, why.first_ahead.join(", "));
     }
     why.advice.iter().for_each(reason);
 }
@@ -66,8 +66,11 @@ fn reason(reason: &ReasonView) {
         1 => "1 node: ".to_owned(),
         count => format!("{count} nodes: "),
     };
-    println!("  {} {}: {nodes}{}", reason.code, reason.slug, reason.message);
-    println!("    {}", reason.action);
+    outln!("  {} {}: {nodes}{}", reason.code, reason.slug, reason.message);
+    // An advice says at its end what to do.
+    if !reason.message.ends_with(reason.action) {
+        outln!("    {}", reason.action);
+    }
 }
 
 #[cfg(test)]

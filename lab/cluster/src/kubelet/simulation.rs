@@ -7,7 +7,7 @@
 //! | `sim.gantry.dev/utilization` | 0 to 100 | load in percent on each GPU of each container, while it runs |
 //! | `sim.gantry.dev/memory-used` | a quantity, `20Gi` | memory used on each of these GPUs |
 //!
-//! Without them, programs of a pod that is to end (one of a Job, or with a `restartPolicy` other than `Always`) run for
+//! Without them, programs of a pod that is to end (with a `restartPolicy` other than `Always`, as each of a Job has) run for
 //! [`TASK_DURATION`] and exit with 0, those of other pods run for ever, and GPUs are idle.
 
 use std::collections::BTreeMap;
@@ -56,8 +56,8 @@ impl Simulation {
     /// What a pod's annotations ask for, with what is wrong in them.
     pub(crate) fn of(pod: &Pod) -> (Self, Vec<InvalidAnnotation>) {
         let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always");
-        let owned_by_job = pod.metadata.owner_references.iter().flatten().any(|owner| owner.kind == "Job");
-        let ends = owned_by_job || policy != "Always";
+        // A pod of a Volcano Job may restart always; then it is one that goes on.
+        let ends = policy != "Always";
         let mut simulation = Self {
             duration: ends.then_some(TASK_DURATION),
             exit_code: 0,
@@ -163,7 +163,7 @@ mod tests {
             ("Always", Some("ReplicaSet"), None),
             ("Never", None, Some(TASK_DURATION)),
             ("OnFailure", Some("Job"), Some(TASK_DURATION)),
-            ("Always", Some("Job"), Some(TASK_DURATION)),
+            ("Always", Some("Job"), None),
         ] {
             assert_eq!(
                 Simulation::of(&pod(&json!({}), policy, owner)).0.duration,

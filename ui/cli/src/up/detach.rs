@@ -64,8 +64,8 @@ pub(crate) fn detach(options: &UpOptions, kubeconfig: Option<&Path>) -> anyhow::
             format!("cat {}", log_path.display()),
         ));
     }
-    print!("{}", fs::read_to_string(&log_path).unwrap_or_default());
-    println!("stop it with: gantry down {name}");
+    out!("{}", fs::read_to_string(&log_path).unwrap_or_default());
+    outln!("stop it with: gantry down {name}");
     std::io::stdout().flush()?;
     Ok(())
 }

@@ -53,7 +53,7 @@ fn stop(held: &Held) -> anyhow::Result<()> {
         ));
     }
     instance::sweep(name)?;
-    println!("cluster {name} is stopped");
+    outln!("cluster {name} is stopped");
     Ok(())
 }
 

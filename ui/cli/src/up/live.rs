@@ -20,15 +20,10 @@ pub(crate) async fn show(client: Client, terminal: bool) {
             let line = text(&summary);
             if terminal {
                 let elapsed = started.elapsed().as_secs();
-                print!(
-                    "\r\x1b[2K{line} · up {}:{:02}:{:02}",
-                    elapsed / 3600,
-                    elapsed / 60 % 60,
-                    elapsed % 60
-                );
+                out!("\r\x1b[2K{line} · up {}:{:02}:{:02}", elapsed / 3600, elapsed / 60 % 60, elapsed % 60);
                 let _ = std::io::stdout().flush();
             } else if line != last {
-                println!("{line}");
+                outln!("{line}");
             }
             last = line;
         }

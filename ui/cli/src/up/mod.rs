@@ -29,7 +29,7 @@ use nodes::Group;
 struct Running {
     cluster: Cluster,
     cancel: CancellationToken,
-    serving: tokio::task::JoinHandle<()>,
+    serving: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
 
 /// Runs a cluster until SIGINT or SIGTERM.
@@ -41,15 +41,17 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     let mut stop = std::pin::pin!(shutdown_signal());
     // Entries in a file of the user's lead nowhere once a cluster that nobody keeps has ended.
     let borrowed = kubeconfig.clone().filter(|_| options.state.is_none());
-    let running = tokio::select! {
+    let mut running = tokio::select! {
         running = start(options, kubeconfig, &claim, &groups) => running?,
         () = &mut stop => {
             eprintln!("\nstopped before {} was ready", claim.name());
             return Ok(());
         }
     };
+    let mut outcome = Ok(());
     tokio::select! {
         () = stop => {}
+        ended = &mut running.serving => outcome = Err(unreachable(ended)),
         () = fault::serve(faults, &running.cluster) => {}
         () = live::show(running.cluster.client(), std::io::stdout().is_terminal()) => {}
     }
@@ -57,11 +59,23 @@ pub(crate) async fn run(options: &UpOptions, kubeconfig: Option<PathBuf>) -> any
     running.cluster.shutdown().await;
     running.cancel.cancel();
     // The listener has nothing to lose: whatever it reports on the way out is not the user's concern.
-    let _ = tokio::time::timeout(Duration::from_secs(2), running.serving).await;
+    if outcome.is_ok() {
+        let _ = tokio::time::timeout(Duration::from_secs(2), running.serving).await;
+    }
     if let Some(path) = borrowed {
         gantry_apiserver::remove_from_kubeconfig(&path, claim.name())?;
     }
-    Ok(())
+    outcome
+}
+
+/// Why nobody can reach the API server: its listener has ended by itself.
+fn unreachable(ended: Result<anyhow::Result<()>, tokio::task::JoinError>) -> anyhow::Error {
+    let cause = match ended {
+        Ok(Ok(())) => anyhow::anyhow!("it was closed"),
+        Ok(Err(error)) => error,
+        Err(panic) => panic.into(),
+    };
+    cause.context("the API server's listener ended")
 }
 
 /// Starts the cluster, waits until it is ready and says where it is.
@@ -98,16 +112,15 @@ async fn start(
         cancel.clone(),
     )
     .await?;
-    let serving = tokio::spawn({
+    let mut serving = tokio::spawn({
         let (api, cancel) = (cluster.api().clone(), cancel.clone());
-        async move {
-            if let Err(error) = api.serve_tls(listener, &identity, cancel).await {
-                eprintln!("the API server's listener ended: {error}");
-            }
-        }
+        async move { Ok(api.serve_tls(listener, &identity, cancel).await?) }
     });
     let answering = started.elapsed();
-    cluster.ready().await?;
+    tokio::select! {
+        ready = cluster.ready() => ready?,
+        ended = &mut serving => return Err(unreachable(ended)),
+    }
     greet(claim, groups, &server, &kubeconfig, answering, started.elapsed());
     // Last: `--detach` shows what was printed until then.
     claim.publish(&Info {
@@ -148,22 +161,22 @@ fn greet(
 ) {
     let nodes: u32 = groups.iter().map(|group| group.count).sum();
     let gpus: u32 = groups.iter().map(|group| group.count * group.gpus).sum();
-    println!(
+    outln!(
         "cluster {} is ready: {nodes} nodes, {gpus} GPUs (API after {:.1} s, nodes after {:.1} s)",
         claim.name(),
         answering.as_secs_f64(),
         ready.as_secs_f64()
     );
-    println!("  API server  {server}");
-    println!("  kubeconfig  {}", kubeconfig.display());
-    println!();
-    println!("try next:");
-    println!("  export KUBECONFIG={}", kubeconfig.display());
-    println!("  kubectl get nodes -L nvidia.com/gpu.product");
-    println!("  kubectl apply -f examples/torch-gpu-pod.yaml");
-    println!("  kubectl exec torch-gpu-pod -- nvidia-smi");
-    println!("  gantry get gpus");
-    println!();
+    outln!("  API server  {server}");
+    outln!("  kubeconfig  {}", kubeconfig.display());
+    outln!();
+    outln!("try next:");
+    outln!("  export KUBECONFIG={}", kubeconfig.display());
+    outln!("  kubectl get nodes -L nvidia.com/gpu.product");
+    outln!("  kubectl apply -f examples/torch-gpu-pod.yaml");
+    outln!("  kubectl exec torch-gpu-pod -- nvidia-smi");
+    outln!("  gantry get gpus");
+    outln!();
 }
 
 /// Asks again and again whether another process has got there; false if it has not within `patience`.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
+use gantry_apimachinery::{validate_label_value, validate_qualified_name};
 use gantry_gpu::Profile;
 use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
@@ -157,6 +158,20 @@ fn check(groups: &[Group]) -> anyhow::Result<()> {
         if group.gpus > MAX_GPUS {
             bail!("{}: {} GPUs a node: use 0 to {MAX_GPUS}", group.profile, group.gpus);
         }
+        // What the API server would refuse in the Node, at which a kubelet would try again for ever.
+        let keys = group.labels.keys().chain(group.taints.iter().map(|taint| &taint.key));
+        for key in keys {
+            if let Some(rule) = validate_qualified_name(key).first() {
+                bail!("{}: label or taint {key:?}: {rule}", group.profile);
+            }
+        }
+        let values =
+            group.labels.values().chain(group.taints.iter().filter_map(|taint| taint.value.as_ref()));
+        for value in values {
+            if let Some(rule) = validate_label_value(value).first() {
+                bail!("{}: value {value:?} of a label or taint: {rule}", group.profile);
+            }
+        }
     }
     let total = groups.iter().fold(0_u32, |sum, group| sum.saturating_add(group.count));
     if total == 0 || total > MAX_NODES {
@@ -198,5 +213,19 @@ mod tests {
         let kinds: std::collections::BTreeSet<_> =
             default_nodes().into_iter().map(|group| group.profile).collect();
         assert_eq!(kinds.len(), 4);
+    }
+
+    #[test]
+    fn labels_and_taints_that_no_node_can_have_are_refused() {
+        for (extra, expected) in [
+            ("labels: {a b: c}", "label or taint \"a b\""),
+            ("labels: {a: x y}", "value \"x y\""),
+            ("taints: [{key: a b, effect: NoSchedule}]", "label or taint \"a b\""),
+            ("taints: [{key: a, value: x y, effect: NoSchedule}]", "value \"x y\""),
+        ] {
+            let error =
+                from_text(&format!("nodes: [{{profile: t4, {extra}}}]")).expect_err(extra).to_string();
+            assert!(error.starts_with("t4: ") && error.contains(expected), "{extra}: {error}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What is asked of a cluster that runs: `get`, `describe`, `why`, in each of their forms; completions; kubectl's plugin.
 
 use std::process::Command;
+use std::process::Stdio;
 
 use serde_json::Value;
 
@@ -170,6 +171,21 @@ fn a_gpu_can_be_made_to_fail_and_be_mended() {
     }
     assert_eq!(place.hint(&["fault", "rtx3090-1/0", "--lost", "--name", "x"]), "hint: gantry clusters");
     assert!(place.refused(&["fault", "rtx3090-1/0"]).contains("--recover"));
+}
+
+/// `gantry … | head -1` closes the pipe while there is more to write.
+#[test]
+fn output_that_nobody_reads_to_its_end_is_no_failure() {
+    let place = Place::new();
+    let mut child = place.command(&["completions", "bash"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+    if let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") {
+        let output =
+            place.command(&["completions", "bash"]).stdout(full).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.starts_with("error: write to standard output: "), "{said}");
+    }
 }
 
 #[test]
