@@ -414,6 +414,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_on_simulation_lists_every_model() {
+        let page = include_str!("../../../docs/simulation.md");
+        for profile in PROFILES {
+            assert!(page.contains(&format!("`{}`", profile.name)), "{} is missing", profile.name);
+        }
+    }
+
+    #[test]
     fn names_are_unique_and_an_unknown_one_lists_them() {
         let names: BTreeSet<_> = PROFILES.iter().map(|profile| profile.name).collect();
         assert_eq!(names.len(), PROFILES.len());

@@ -151,6 +151,11 @@ fn node_group(group: &Group) -> NodeGroup {
     }
 }
 
+/// `1 node`, `2 nodes`.
+fn counted(number: u32, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 fn greet(
     claim: &Claim,
     groups: &[Group],
@@ -162,8 +167,10 @@ fn greet(
     let nodes: u32 = groups.iter().map(|group| group.count).sum();
     let gpus: u32 = groups.iter().map(|group| group.count * group.gpus).sum();
     outln!(
-        "cluster {} is ready: {nodes} nodes, {gpus} GPUs (API after {:.1} s, nodes after {:.1} s)",
+        "cluster {} is ready: {}, {} (API after {:.1} s, nodes after {:.1} s)",
         claim.name(),
+        counted(nodes, "node"),
+        counted(gpus, "GPU"),
         answering.as_secs_f64(),
         ready.as_secs_f64()
     );

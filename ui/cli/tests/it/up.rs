@@ -232,7 +232,7 @@ fn the_first_lines_tell_what_to_try_and_the_last_follows_the_cluster() {
         printed().contains("nodes 1/1 ready · GPUs 0/2 assigned · pods 1 running, 0 pending\n")
     });
     let config = kubeconfig(&printed());
-    assert!(printed().starts_with("cluster gantry is ready: 1 nodes, 2 GPUs (API after "), "{}", printed());
+    assert!(printed().starts_with("cluster gantry is ready: 1 node, 2 GPUs (API after "), "{}", printed());
     let next = format!("\ntry next:\n  export KUBECONFIG={config}\n  kubectl get nodes");
     assert!(printed().contains(&next), "{}", printed());
     create_pod(&config, "runs", 2);
