@@ -497,6 +497,8 @@ impl State {
             let state = self.shape_mut(shape);
             state.waiting.remove(&key);
             if state.waiting.is_empty() {
+                // What stood in the way of these says nothing of the next.
+                state.report = None;
                 self.active.remove(&shape);
             }
         }

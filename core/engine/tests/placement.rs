@@ -67,6 +67,19 @@ fn several_gpus_prefer_a_node_where_they_are_linked() {
 }
 
 #[test]
+fn what_kept_an_earlier_pod_waiting_is_not_told_of_the_next() {
+    let mut state = cluster([node("a", 0)]);
+    submit(&mut state, [pod("first", 1)]);
+    assert!(complaints(&mut state, NOW)[0].1.contains("G1019"));
+    state.apply(Event::NodeUpserted(node("a", 1)));
+    assert!(bindings(&mut state).contains_key("first"));
+    // Within the second in which the same shape is not explained again.
+    submit(&mut state, [pod("next", 1)]);
+    let told = complaints(&mut state, NOW);
+    assert!(told[0].0 == "next" && told[0].1.contains("G1001"), "{told:?}");
+}
+
+#[test]
 fn priority_goes_first_then_age() {
     let mut state = cluster([node("a", 1)]);
     let (old, young) = (pod("old", 1), pod("young", 1));
