@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt};
 use gantry_api::GpuNode;
 use gantry_engine::{Decision, Event, Explanation, Millis, State};
-use gantry_kit::{CancellationToken, SharedClock, SharedIds};
+use gantry_kit::{CancellationToken, SharedClock, SharedIds, stamp};
 use gantry_model::{Assignment, GpuId, PodKey, Reason};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject};
@@ -338,7 +338,7 @@ impl Work {
     fn write_condition(&mut self, pod: PodKey, message: String) {
         let (client, turns, inputs) =
             (self.options.client.clone(), self.notices.clone(), self.inputs.clone());
-        let now = writes::whole_seconds(self.options.clock.now());
+        let now = stamp(self.options.clock.now());
         let since = self.cluster.unscheduled_since(&pod).map_or(now, str::to_owned);
         let version = self.cluster.version(&pod).map(str::to_owned);
         self.telling.insert(pod.clone(), None);

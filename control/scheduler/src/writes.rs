@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, encode_assignment};
+use gantry_kit::stamp;
 use gantry_model::{Assignment, PodKey};
 use http::Request;
 use jiff::Timestamp;
@@ -109,7 +110,7 @@ pub(crate) async fn write_event(
     now: Timestamp,
 ) -> Result<(), kube::Error> {
     let PodEvent { pod, kind, reason, message, suffix } = event;
-    let now = whole_seconds(now);
+    let now = stamp(now);
     let body = json!({
         "apiVersion": "v1",
         "kind": "Event",
@@ -130,11 +131,6 @@ pub(crate) async fn write_event(
     });
     let path = format!("/api/v1/namespaces/{}/events", pod.namespace);
     send(client, "POST", &path, JSON, &body).await.map(drop)
-}
-
-/// Time stamps of the core API carry no fractions.
-pub(crate) fn whole_seconds(now: Timestamp) -> String {
-    Timestamp::from_second(now.as_second()).map_or_else(|_| now.to_string(), |seconds| seconds.to_string())
 }
 
 /// `memory-is-host-memory` becomes `MemoryIsHostMemory`.

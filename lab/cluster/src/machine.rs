@@ -53,6 +53,13 @@ pub(crate) struct Plate {
     pub(crate) state_dir: PathBuf,
 }
 
+impl Plate {
+    /// The folder that the agent writes CDI files into and the runtime reads.
+    pub(crate) fn cdi_dir(&self) -> PathBuf {
+        self.run_dir.join("cdi")
+    }
+}
+
 /// One machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
@@ -76,7 +83,7 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) fn new(plate: Plate, shared: Shared) -> Arc<Self> {
         let hardware = Arc::new(NodeHardware(plate.gpus.clone()));
-        let cdi = gantry_cdi::Folders::new(vec![cdi_dir(&plate)]);
+        let cdi = gantry_cdi::Folders::new(vec![plate.cdi_dir()]);
         Arc::new(Self {
             cdi,
             plate,
@@ -143,10 +150,6 @@ impl Machine {
         self.next_pid.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn cdi_dir(&self) -> PathBuf {
-        cdi_dir(&self.plate)
-    }
-
     /// The machine's address in the nodes' network, 172.16.0.0/12.
     pub(crate) fn host_ip(&self) -> String {
         let host = self.plate.index + 2;
@@ -190,9 +193,4 @@ impl Machine {
         self.agent.send_replace(None);
         self.ready.send_replace(false);
     }
-}
-
-/// The folder that the agent writes CDI files into and the runtime reads.
-fn cdi_dir(plate: &Plate) -> PathBuf {
-    plate.run_dir.join("cdi")
 }

@@ -126,7 +126,7 @@ pub struct Folders {
 }
 
 /// What was read last, and which files that was.
-type Known = (Vec<(PathBuf, Identity)>, Arc<Cache>);
+type Known = (Vec<(Identity, PathBuf)>, Arc<Cache>);
 
 /// Inode, length, and time of change in seconds and nanoseconds. Specifications are replaced as a whole, which gives them another inode.
 type Identity = (u64, u64, i64, i64);
@@ -141,8 +141,7 @@ impl Folders {
     pub fn cache(&self) -> Arc<Cache> {
         let mut ignored = Vec::new();
         let files = self.folders.iter().flat_map(|folder| specification_files(folder, &mut ignored));
-        let files: Vec<_> =
-            files.filter_map(|file| Some((identity(&file)?, file))).map(|(id, file)| (file, id)).collect();
+        let files: Vec<_> = files.filter_map(|file| Some((identity(&file)?, file))).collect();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0 != files || !ignored.is_empty() {
             *known = (files, Arc::new(Cache::load(&self.folders)));

@@ -140,6 +140,12 @@ impl Node {
         node
     }
 
+    /// Starts the next kubelet, after the one before was stopped.
+    fn start_kubelet(&mut self) {
+        self.kubelet = Tasks::default();
+        self.manager = DeviceManager::start(options(self.folder.path()), self.kubelet.clone()).unwrap();
+    }
+
     fn socket(&self) -> PathBuf {
         options(self.folder.path()).plugins_dir().join("double.sock")
     }
@@ -336,8 +342,7 @@ async fn a_damaged_checkpoint_is_set_aside_and_the_kubelet_starts() {
     let file = options(node.folder.path()).checkpoint();
     std::fs::write(&file, "{\"Data\":").unwrap();
 
-    node.kubelet = Tasks::default();
-    node.manager = DeviceManager::start(options(node.folder.path()), node.kubelet.clone()).unwrap();
+    node.start_kubelet();
     assert!(file.with_extension("corrupt").exists());
     node.plug().await;
     node.wait(4, 4).await;
@@ -352,8 +357,7 @@ async fn pods_keep_their_devices_across_a_kubelet_restart() {
     let before = node.manager.container("1", "c");
     node.kubelet.stop().await;
 
-    node.kubelet = Tasks::default();
-    node.manager = DeviceManager::start(options(node.folder.path()), node.kubelet.clone()).unwrap();
+    node.start_kubelet();
     assert!(!node.socket().exists(), "a restart deletes the plugins' sockets");
     assert_eq!(node.manager.counts()[GPU], Count { capacity: 0, allocatable: 0 });
     node.manager.admit(&request).await.unwrap();

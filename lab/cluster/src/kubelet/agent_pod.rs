@@ -93,7 +93,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         identity: IdentityMode::Assignment,
         resource: GPU_RESOURCE.to_owned(),
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),
-        cdi_dir: machine.cdi_dir(),
+        cdi_dir: machine.plate.cdi_dir(),
         driver_root,
         state_dir: machine.plate.state_dir.clone(),
         client: Some(machine.shared.client.clone()),

@@ -1,7 +1,6 @@
 //! `gantry up --detach`: the same command in a process that stays behind.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -66,7 +65,6 @@ pub(crate) fn detach(options: &UpOptions, kubeconfig: Option<&Path>) -> anyhow::
     }
     out!("{}", fs::read_to_string(&log_path).unwrap_or_default());
     outln!("stop it with: gantry down {name}");
-    std::io::stdout().flush()?;
     Ok(())
 }
 

@@ -1,7 +1,6 @@
 //! The line that tells how the cluster is.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::Duration;
 
 use gantry_view::Summary;
@@ -21,7 +20,6 @@ pub(crate) async fn show(client: Client, terminal: bool) {
             if terminal {
                 let elapsed = started.elapsed().as_secs();
                 out!("\r\x1b[2K{line} · up {}:{:02}:{:02}", elapsed / 3600, elapsed / 60 % 60, elapsed % 60);
-                let _ = std::io::stdout().flush();
             } else if line != last {
                 outln!("{line}");
             }
