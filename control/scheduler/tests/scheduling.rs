@@ -68,6 +68,7 @@ impl Cluster {
             numa_node: Some(0),
             compute_capability: (8, 0),
             mig_capable: true,
+            partitions: None,
             health: Health::Healthy,
         };
         let gpus: Vec<_> = (0..gpus).map(gpu).collect();

@@ -27,6 +27,7 @@ fn node(number: usize) -> Node {
         numa_node: Some(index / 4),
         compute_capability: (8, 0),
         mig_capable: true,
+        partitions: None,
         health: Health::Healthy,
     };
     Node {

@@ -60,8 +60,56 @@ pub struct Gpu {
     pub compute_capability: (u32, u32),
     /// Whether the hardware can be partitioned (MIG).
     pub mig_capable: bool,
+    /// The partitions by GPU instance, then compute instance; `None` while MIG mode is off. A card in MIG mode runs no work as a whole.
+    pub partitions: Option<Vec<Partition>>,
     /// Whether new work may use the card.
     pub health: Health,
+}
+
+/// A MIG device: one compute instance in one GPU instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    /// NVML's UUID, `MIG-` and a UUID.
+    pub id: GpuId,
+    /// Its index among the MIG devices of its GPU, as NVML and `0:1` in device lists count them.
+    pub index: u32,
+    /// NVIDIA's name such as `1g.5gb`, `1g.10gb+me` or `1c.3g.20gb`.
+    pub profile: Arc<str>,
+    /// The GPU instance's id.
+    pub gpu_instance: u32,
+    /// The compute instance's id within its GPU instance.
+    pub compute_instance: u32,
+    /// First memory slice of the GPU instance.
+    pub start: u32,
+    /// Memory slices of the GPU instance.
+    pub size: u32,
+    /// Memory in MiB that programs can use.
+    pub memory_mib: u64,
+    /// What it consists of.
+    pub attributes: PartitionAttributes,
+    /// Whether new work may use it; its GPU must be healthy too.
+    pub health: Health,
+}
+
+/// What a MIG device consists of: NVML's device attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PartitionAttributes {
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Compute slices of the GPU instance.
+    pub gpu_instance_slices: u32,
+    /// Compute slices of the compute instance.
+    pub compute_instance_slices: u32,
+    /// Copy engines, shared within the GPU instance.
+    pub copy_engines: u32,
+    /// Decoders, shared within the GPU instance.
+    pub decoders: u32,
+    /// Encoders, shared within the GPU instance.
+    pub encoders: u32,
+    /// JPEG engines, shared within the GPU instance.
+    pub jpeg_engines: u32,
+    /// Optical flow engines, shared within the GPU instance.
+    pub ofa_engines: u32,
 }
 
 /// Whether new work may use a GPU.

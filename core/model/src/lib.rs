@@ -19,7 +19,7 @@ mod resources;
 mod selector;
 mod topology;
 
-pub use device::{Fault, FaultKind, Gpu, GpuId, Health, InvalidGpuId};
+pub use device::{Fault, FaultKind, Gpu, GpuId, Health, InvalidGpuId, Partition, PartitionAttributes};
 pub use node::Node;
 pub use reason::{Advice, Entry, Reason, catalogue};
 pub use request::{

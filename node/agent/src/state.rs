@@ -102,6 +102,7 @@ impl State {
                 numa_node: None,
                 compute_capability: (0, 0),
                 mig_capable: false,
+                partitions: None,
                 health: Health::Healthy,
             });
             gpu.health = Health::Unhealthy(Fault { kind: FaultKind::Lost, message: failed.error.clone() });

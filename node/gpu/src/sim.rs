@@ -89,6 +89,7 @@ impl SimGpus {
                         numa_node: Some(profile.numa_node(index, count)),
                         compute_capability: profile.compute_capability,
                         mig_capable: !profile.mig.is_empty(),
+                        partitions: None,
                         health: Health::Healthy,
                     },
                     load: BTreeMap::new(),

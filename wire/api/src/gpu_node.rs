@@ -287,6 +287,7 @@ impl GpuStatus {
                 refuse("computeCapability", self.compute_capability.clone(), "must be two numbers as in 8.0")
             })?,
             mig_capable: self.mig_capable,
+            partitions: None,
             health,
         })
     }
@@ -402,6 +403,7 @@ mod tests {
             numa_node: Some(index / 2),
             compute_capability: (8, 0),
             mig_capable: true,
+            partitions: None,
             health,
         }
     }

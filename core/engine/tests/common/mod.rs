@@ -33,6 +33,7 @@ pub(crate) fn gpu(node: &str, index: u32, memory_mib: u64) -> Gpu {
         numa_node: Some(index / 4),
         compute_capability: (8, 0),
         mig_capable: false,
+        partitions: None,
         health: Health::Healthy,
     }
 }
