@@ -1,0 +1,1 @@
+//! Real Kubernetes on one machine, for tests.
