@@ -43,6 +43,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Start, stop and enter real Kubernetes on this machine; `cargo xtask kubernetes help` lists how.
+    Kubernetes {
+        /// What to do.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Run benchmarks in a release build and print each figure beside its baseline.
     Bench(bench::Options),
 }
@@ -53,6 +59,12 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::run().and_then(|()| generated::check()),
         Task::Codegen { check } => generated::code(check),
         Task::Crds { check } => generated::crds(check),
+        Task::Kubernetes { arguments } => kubernetes(&arguments),
         Task::Bench(options) => bench::run(&options),
     }
+}
+
+fn kubernetes(arguments: &[String]) -> anyhow::Result<()> {
+    let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
+    cargo::cargo(&fixed.into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>())
 }

@@ -1,1 +1,34 @@
-//! Real Kubernetes on one machine, for tests.
+//! Real Kubernetes on one machine, for tests: nothing of it is simulated but the GPUs.
+//!
+//! ```text
+//!   go/v1.37/, go/v1.34/ ──go build──▶ ~/.cache/gantry/kubernetes/bin     one program of many names, runc, shim, plugins
+//!                                              │
+//!   gantry-kubernetes up ──▶ supervisor ──┬─▶ node-1 (pid 1 = `init`): etcd, kube-apiserver, …, containerd, kubelet
+//!      cluster.json, kubeconfig ◀─────────┤      │ bridge
+//!                 127.0.0.1:port ─────────┴─▶ node-2: containerd, kubelet
+//! ```
+//!
+//! A node is a set of namespaces: mounts, network, processes, IPC, host name, control groups. It sees the machine's files, writes to
+//! none of them, and has device files, networks and control groups of its own. **The life of everything hangs on the supervisor**: when it ends,
+//! however it ends, the kernel ends the nodes with all that runs and is mounted in them. What is left then, control groups and a folder, the
+//! next start removes.
+
+mod api;
+mod build;
+mod cache;
+mod cgroups;
+mod cluster;
+mod control;
+mod forward;
+mod images;
+mod init;
+mod machine;
+mod pki;
+mod plan;
+
+pub mod command;
+
+pub use build::{VERSIONS, Version};
+pub use cache::Cache;
+pub use cluster::{Cluster, Options};
+pub use plan::Program;

@@ -1,0 +1,76 @@
+//! Images of a cluster, made of files of this machine and imported without a registry.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use gantry_image::Image;
+
+use crate::build::Artefacts;
+use crate::cache::Cache;
+use crate::machine::Machine;
+
+/// How often containerd is asked whether it takes images, before its answer is an error.
+const ATTEMPTS: u32 = 200;
+
+/// Writes the images that every node has: `localhost/pause:1` for sandboxes, `localhost/busybox:1`, and
+/// `localhost/cuda:1`, busybox with the C library that programs such as nvidia-smi are linked against.
+pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Vec<PathBuf>> {
+    let busybox = artefacts.debian.join("bin/busybox");
+    let listed = Command::new(&busybox).arg("--list").output();
+    let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
+    let version = artefacts.debian.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let folder = cache.built(&format!("images-1-{version}"), |folder| {
+        let base = |name: &str| {
+            let mut image = Image::new(name)
+                .uncompressed()
+                .file(&busybox, "/bin/busybox")
+                .directory("/tmp", 0o1777)
+                .directory("/root", 0o700)
+                .bytes("/etc/passwd", "root:x:0:0:root:/root:/bin/sh\n", 0o644)
+                .bytes("/etc/group", "root:x:0:\n", 0o644)
+                .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
+            for applet in String::from_utf8_lossy(&listed.stdout).lines().filter(|name| *name != "busybox") {
+                image = image.symlink(format!("/bin/{applet}"), "busybox");
+            }
+            image
+        };
+        base("localhost/pause:1").entrypoint(["/bin/sleep", "infinity"]).write(&folder.join("pause.tar"))?;
+        base("localhost/busybox:1").command(["/bin/sh"]).write(&folder.join("busybox.tar"))?;
+        let own = std::env::current_exe().context("find this program")?;
+        base("localhost/cuda:1")
+            .command(["/bin/sh"])
+            .libraries_of(own)
+            .library("libm.so.6")
+            .library("libdl.so.2")
+            .write(&folder.join("cuda.tar"))?;
+        Ok(())
+    })?;
+    Ok(["pause", "busybox", "cuda"].map(|name| folder.join(format!("{name}.tar"))).into())
+}
+
+/// Imports images into a node whose containerd has just been started.
+pub(crate) fn import_all(machine: &Machine, images: &[PathBuf]) -> anyhow::Result<()> {
+    let ready = (0..ATTEMPTS).any(|_| {
+        let listening = machine.enter(["test", "-S", "/run/containerd/containerd.sock"]).status();
+        let ready = listening.is_ok_and(|status| status.success());
+        if !ready {
+            std::thread::sleep(Duration::from_millis(25));
+        }
+        ready
+    });
+    ensure!(ready, "containerd of {} does not listen; see {}", machine.plan.name, machine.plan.log("containerd").display());
+    images.iter().try_for_each(|image| import(&mut machine.enter::<_, &str>([]), image))
+}
+
+/// Imports one archive with a command that enters the node.
+pub(crate) fn import(enter: &mut Command, archive: &Path) -> anyhow::Result<()> {
+    // The label makes it the kubelet's as well as containerd's.
+    let label = "io.cri-containerd.image=managed";
+    enter.args(["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--label", label]).arg(archive);
+    let output = enter.stdin(Stdio::null()).output().context("start nsenter")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "import {}: {}", archive.display(), text.trim());
+    Ok(())
+}
