@@ -15,6 +15,7 @@
 mod cli;
 mod core;
 mod input;
+mod lab;
 #[cfg(test)]
 mod mutate;
 mod run;
@@ -196,6 +197,10 @@ targets! {
         b"*/15 0-6,12 1,15 jan-MAR mon", b"0 0 29 2 ?", b"@every 1h30m", b"@hourly", b"59/7 */23 31 12 0-6/2", b"TZ=UTC 0 0 * * *",
     ];
     index_ranges: gantry_workloads::fuzzing::index_ranges, [b"0,3-5,7", b"1-4294967295,0", b"5-1,x,2,5-", b"7,1-3,2-4,5"];
+    image_program: lab::image_program, [
+        b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0\x01\0\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\x38\0\x01\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0\x78\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0/ld\0",
+    ];
+    image_reference: lab::image_reference, [b"gantry", b"localhost:5000/a/b-c__d.e:x_Y", b"registry.example/team/gantry:1.0"];
     nodes_flag: cli::nodes_flag, [b"a100-80=2,rtx3090=4:2, t4", b"h100=20000:16", b"a100-80"];
     nodes_file: cli::nodes_file, [
         b"nodes:\n- profile: a100-80\n  count: 2\n  gpus: 4\n  labels: {zone: a}\n  taints:\n  - key: k\n    value: v\n    effect: NoSchedule\n- profile: t4\n",
