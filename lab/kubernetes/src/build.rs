@@ -48,15 +48,8 @@ const NODE: [&str; 5] = [
 ];
 
 /// busybox for images, the seccomp library for runc, nftables with its libraries for kube-proxy.
-const PACKAGES: [&str; 7] = [
-    "busybox-static",
-    "libseccomp-dev",
-    "nftables",
-    "libnftables1",
-    "libnftnl11",
-    "libjansson4",
-    "libmnl0",
-];
+const PACKAGES: [&str; 7] =
+    ["busybox-static", "libseccomp-dev", "nftables", "libnftables1", "libnftnl11", "libjansson4", "libmnl0"];
 
 impl Version {
     /// The version of this name, or the newest for `latest`.
@@ -87,24 +80,27 @@ impl Artefacts {
     /// Builds what is not built yet. The first time takes about ten minutes on two cores, and tells how far it is.
     pub(crate) fn build(cache: &Cache, version: Version) -> anyhow::Result<Self> {
         let go = Go::new(cache)?;
-        let debian = cache.built(&format!("debian-{}", digest(&[PACKAGES.join(" ").as_bytes()])), packages)?;
+        let debian =
+            cache.built(&format!("debian-{}", digest(&[PACKAGES.join(" ").as_bytes()])), packages)?;
         let newest = VERSIONS[0];
         let main = go.program(cache, newest)?;
         let kubernetes = if version == newest { main.clone() } else { go.program(cache, version)? };
         let node = go.node(cache, newest)?;
         let runc = go.runc(cache, newest, &debian)?;
         let parts = [&main, &kubernetes, &node, &runc].map(|path| path.display().to_string()).join("\n");
-        let bin = cache.built(&format!("node-v{}-{}", version.name, digest(&[parts.as_bytes()])), |folder| {
-            let link = |program: &Path, name: &str| {
-                std::os::unix::fs::symlink(program, folder.join(name)).with_context(|| format!("link {name}"))
-            };
-            KUBERNETES.iter().try_for_each(|name| link(&kubernetes.join("program"), name))?;
-            RUNTIME.iter().try_for_each(|name| link(&main.join("program"), name))?;
-            for name in ["containerd-shim-runc-v2", "crictl"] {
-                link(&node.join(name), name)?;
-            }
-            link(&runc.join("runc"), "runc")
-        })?;
+        let bin =
+            cache.built(&format!("node-v{}-{}", version.name, digest(&[parts.as_bytes()])), |folder| {
+                let link = |program: &Path, name: &str| {
+                    std::os::unix::fs::symlink(program, folder.join(name))
+                        .with_context(|| format!("link {name}"))
+                };
+                KUBERNETES.iter().try_for_each(|name| link(&kubernetes.join("program"), name))?;
+                RUNTIME.iter().try_for_each(|name| link(&main.join("program"), name))?;
+                for name in ["containerd-shim-runc-v2", "crictl"] {
+                    link(&node.join(name), name)?;
+                }
+                link(&runc.join("runc"), "runc")
+            })?;
         Ok(Self { bin, cni: node, debian })
     }
 
@@ -207,14 +203,19 @@ impl Go {
         parts.push(format!("{packages:?} {set:?} {tags} {link}").into_bytes());
         let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
         cache.built(&format!("{name}-{}", digest(&parts)), |folder| {
-            let total = self.packages(&module, build).with_context(|| format!("fetch the modules of {name}"))?;
+            let total =
+                self.packages(&module, build).with_context(|| format!("fetch the modules of {name}"))?;
             let mut flags = format!("-s -w {link}");
             for value in set {
-                flags += &format!(" -X {value}");
+                flags.push_str(" -X ");
+                flags.push_str(value);
             }
             let output = build.output.map_or_else(|| folder.to_path_buf(), |output| folder.join(output));
             let mut command = self.command(&module, build);
-            command.args(["build", "-v", "-tags", tags, "-ldflags", &flags, "-o"]).arg(output).args(*packages);
+            command
+                .args(["build", "-v", "-tags", tags, "-ldflags", &flags, "-o"])
+                .arg(output)
+                .args(*packages);
             watch(command, name, total)
         })
     }
@@ -222,10 +223,9 @@ impl Go {
     /// Fetches the modules and counts the packages that there are to compile.
     fn packages(&self, module: &Path, build: &Build<'_>) -> anyhow::Result<usize> {
         let mut command = self.command(module, build);
-        let output =
-            command.args(["list", "-deps", "-tags", build.tags]).args(build.packages).output()?;
+        let output = command.args(["list", "-deps", "-tags", build.tags]).args(build.packages).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Ok(output.stdout.iter().filter(|byte| **byte == b'\n').count())
+        Ok(String::from_utf8_lossy(&output.stdout).lines().count())
     }
 
     fn command(&self, module: &Path, build: &Build<'_>) -> Command {
@@ -255,13 +255,13 @@ fn watch(mut command: Command, name: &str, total: usize) -> anyhow::Result<()> {
     let (mut compiled, mut talk, mut told) = (0, Vec::new(), Duration::ZERO);
     for line in lines.map_while(Result::ok) {
         // A package's path has neither a space nor a colon; whatever else go says may be why it fails.
-        if !line.contains([' ', ':', '#']) {
-            compiled += 1;
-        } else {
+        if line.contains([' ', ':', '#']) {
             talk.push(line);
+        } else {
+            compiled += 1;
         }
         let elapsed = start.elapsed();
-        if elapsed - told > Duration::from_secs(if terminal { 1 } else { 30 }) {
+        if elapsed.saturating_sub(told) > Duration::from_secs(if terminal { 1 } else { 30 }) {
             told = elapsed;
             let end = if terminal { "\r" } else { "\n" };
             eprint!("building {name}: {compiled} of at most {total} packages, {} s {end}", elapsed.as_secs());
@@ -285,8 +285,7 @@ fn packages(folder: &Path) -> anyhow::Result<()> {
     };
     let debs = folder.join("debs");
     fs::create_dir(&debs)?;
-    let download =
-        || run(Command::new("apt-get").arg("download").args(PACKAGES).current_dir(&debs));
+    let download = || run(Command::new("apt-get").arg("download").args(PACKAGES).current_dir(&debs));
     // On a fresh machine apt knows no package before it has read the lists.
     if download().is_err() {
         run(Command::new("apt-get").arg("update"))?;
@@ -299,12 +298,14 @@ fn packages(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Twelve hexadecimal digits that stand for these bytes.
+/// Eight hexadecimal digits that stand for these bytes.
 fn digest(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
         hash.update(part);
     }
-    hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
+    let bytes: [u8; 32] = hash.finalize().into();
+    let [a, b, c, d, ..] = bytes;
+    format!("{:08x}", u32::from_be_bytes([a, b, c, d]))
 }

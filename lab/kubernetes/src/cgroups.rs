@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
+
+use crate::pause;
 
 const MOUNTS: &str = "/sys/fs/cgroup";
 
@@ -69,7 +69,7 @@ pub(crate) fn remove(groups: &[Cgroup]) -> anyhow::Result<()> {
         let mut busy = groups.iter().filter(|group| remove_tree(&group.folder).is_err());
         let Some(group) = busy.next() else { return Ok(()) };
         left = group.folder.display().to_string();
-        sleep(Duration::from_millis(10));
+        pause(10);
     }
     bail!("{left} cannot be removed: a process is still in it")
 }

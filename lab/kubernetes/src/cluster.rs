@@ -6,7 +6,6 @@ use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -19,6 +18,7 @@ use crate::build::{Artefacts, Version};
 use crate::cache::Cache;
 use crate::control::{Order, send};
 use crate::machine::{self, Machine};
+use crate::pause;
 use crate::pki::Pki;
 use crate::plan::{self, NodePlan, Program};
 use crate::{cgroups, forward, images};
@@ -102,9 +102,13 @@ impl Cluster {
             if supervisor.try_wait()?.is_some_and(|status| !status.success()) {
                 log.show();
                 let left = clean(&cache, &options.name);
-                bail!("cluster {} did not start{}", options.name, left.err().map_or(String::new(), |e| format!(" ({e:#})")));
+                bail!(
+                    "cluster {} did not start{}",
+                    options.name,
+                    left.err().map_or(String::new(), |e| format!(" ({e:#})"))
+                );
             }
-            sleep(Duration::from_millis(20));
+            pause(20);
         }
     }
 
@@ -243,10 +247,8 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
 
     let kubeconfig = folder.join("kubeconfig");
     fs::write(&kubeconfig, pki.kubeconfig_for("admin", &format!("https://127.0.0.1:{port}"))?)?;
-    let nodes = machines
-        .iter()
-        .map(|machine| RunningNode { plan: machine.plan.clone(), pid: machine.pid })
-        .collect();
+    let nodes =
+        machines.iter().map(|machine| RunningNode { plan: machine.plan.clone(), pid: machine.pid }).collect();
     let cluster = Cluster { options: options.clone(), kubeconfig, bin: artefacts.bin, nodes };
     // Whoever sees the file sees all of it.
     let unfinished = folder.join("cluster.json.unfinished");
@@ -304,7 +306,7 @@ fn wait(
                 logs.join(", ")
             )));
         }
-        sleep(Duration::from_millis(50));
+        pause(50);
     }
 }
 

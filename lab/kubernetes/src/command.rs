@@ -92,7 +92,8 @@ pub fn main() -> anyhow::Result<i32> {
             println!("Kubernetes {}, {}", cluster.options.version, cluster.kubeconfig.display());
             for node in cluster.nodes() {
                 let programs = cluster.programs(node)?;
-                let names: Vec<_> = programs.into_iter().map(|(name, pid)| format!("{name} ({pid})")).collect();
+                let names: Vec<_> =
+                    programs.into_iter().map(|(name, pid)| format!("{name} ({pid})")).collect();
                 println!("{node}: {}\n  {}", names.join(", "), cluster.folder(node)?.display());
             }
         }

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use gantry_image::Image;
@@ -10,6 +9,7 @@ use gantry_image::Image;
 use crate::build::Artefacts;
 use crate::cache::Cache;
 use crate::machine::Machine;
+use crate::pause;
 
 /// How often containerd is asked whether it takes images, before its answer is an error.
 const ATTEMPTS: u32 = 200;
@@ -56,11 +56,16 @@ pub(crate) fn import_all(machine: &Machine, images: &[PathBuf]) -> anyhow::Resul
         let listening = machine.enter(["test", "-S", "/run/containerd/containerd.sock"]).status();
         let ready = listening.is_ok_and(|status| status.success());
         if !ready {
-            std::thread::sleep(Duration::from_millis(25));
+            pause(25);
         }
         ready
     });
-    ensure!(ready, "containerd of {} does not listen; see {}", machine.plan.name, machine.plan.log("containerd").display());
+    ensure!(
+        ready,
+        "containerd of {} does not listen; see {}",
+        machine.plan.name,
+        machine.plan.log("containerd").display()
+    );
     images.iter().try_for_each(|image| import(&mut machine.enter::<_, &str>([]), image))
 }
 
@@ -68,7 +73,9 @@ pub(crate) fn import_all(machine: &Machine, images: &[PathBuf]) -> anyhow::Resul
 pub(crate) fn import(enter: &mut Command, archive: &Path) -> anyhow::Result<()> {
     // The label makes it the kubelet's as well as containerd's.
     let label = "io.cri-containerd.image=managed";
-    enter.args(["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--label", label]).arg(archive);
+    enter
+        .args(["ctr", "--namespace", "k8s.io", "images", "import", "--local", "--label", label])
+        .arg(archive);
     let output = enter.stdin(Stdio::null()).output().context("start nsenter")?;
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "import {}: {}", archive.display(), text.trim());

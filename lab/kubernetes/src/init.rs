@@ -11,7 +11,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -22,6 +21,7 @@ use nix::unistd::{Pid, sethostname};
 
 use crate::cgroups;
 use crate::control::{Answer, Order};
+use crate::pause;
 use crate::plan::{NodePlan, Program, pod_network};
 
 /// Folders in which the node may write without the machine seeing it.
@@ -53,7 +53,8 @@ const NVIDIA_CAPS: u64 = 508;
 /// Runs a node until it is killed.
 pub(crate) fn run(plan: &Path) -> anyhow::Result<()> {
     let text = fs::read(plan).with_context(|| format!("read {}", plan.display()))?;
-    let plan: NodePlan = serde_json::from_slice(&text).with_context(|| format!("parse {}", plan.display()))?;
+    let plan: NodePlan =
+        serde_json::from_slice(&text).with_context(|| format!("parse {}", plan.display()))?;
     ensure!(Pid::this().as_raw() == 1, "must be the first process of a pid namespace");
     view(&plan)?;
     network(&plan)?;
@@ -89,7 +90,9 @@ fn view(plan: &NodePlan) -> anyhow::Result<()> {
         folder(&at)?;
         match group.controller.as_str() {
             "" => put("cgroup2", &at, "cgroup2", none, "")?,
-            named if named.starts_with("name=") => put("cgroup", &at, "cgroup", none, &format!("none,{named}"))?,
+            named if named.starts_with("name=") => {
+                put("cgroup", &at, "cgroup", none, &format!("none,{named}"))?;
+            }
             controller => put("cgroup", &at, "cgroup", none, controller)?,
         }
     }
@@ -112,7 +115,9 @@ fn view(plan: &NodePlan) -> anyhow::Result<()> {
         folder(&from)?;
         bind(&from, &to)?;
     }
-    for name in ["/run/lock", "/run/cdi", "/etc/cdi", "/etc/cni/net.d", "/etc/containerd/conf.d", "/run/gantry"] {
+    for name in
+        ["/run/lock", "/run/cdi", "/etc/cdi", "/etc/cni/net.d", "/etc/containerd/conf.d", "/run/gantry"]
+    {
         folder(Path::new(name))?;
     }
     for (path, text) in &plan.files {
@@ -188,7 +193,11 @@ fn devices(plan: &NodePlan, new: &Path) -> anyhow::Result<()> {
 fn network(plan: &NodePlan) -> anyhow::Result<()> {
     let ip = |arguments: &str| -> anyhow::Result<()> {
         let output = Command::new("ip").args(arguments.split(' ')).output().context("start ip")?;
-        ensure!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        ensure!(
+            output.status.success(),
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
         Ok(())
     };
     ip("link set lo up")?;
@@ -221,13 +230,7 @@ pub(crate) fn address_commands(index: u8, others: &[u8]) -> Vec<String> {
     commands
 }
 
-fn put(
-    source: &str,
-    at: impl AsRef<Path>,
-    kind: &str,
-    flags: MsFlags,
-    options: &str,
-) -> anyhow::Result<()> {
+fn put(source: &str, at: impl AsRef<Path>, kind: &str, flags: MsFlags, options: &str) -> anyhow::Result<()> {
     let at = at.as_ref();
     mount(Some(source), at, Some(kind), flags, Some(options))
         .with_context(|| format!("mount {kind} at {}", at.display()))
@@ -305,8 +308,7 @@ impl Programs {
             }
             Order::List => {
                 let state = self.state();
-                let mut list: Vec<_> =
-                    state.running.iter().map(|(pid, name)| (name.clone(), *pid)).collect();
+                let mut list: Vec<_> = state.running.iter().map(|(pid, name)| (name.clone(), *pid)).collect();
                 list.sort();
                 return Ok(Answer::Running(list));
             }
@@ -346,7 +348,7 @@ impl Programs {
         let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         loop {
             let Ok(status) = waitid(Id::All, ended) else {
-                std::thread::sleep(Duration::from_millis(20));
+                pause(20);
                 continue;
             };
             let mut state = self.state();

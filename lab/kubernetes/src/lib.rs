@@ -32,3 +32,12 @@ pub use build::{VERSIONS, Version};
 pub use cache::Cache;
 pub use cluster::{Cluster, Options};
 pub use plan::Program;
+
+/// Waits; nothing here runs on an asynchronous runtime.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "blocks a thread of its own, and what is waited for is in the kernel"
+)]
+pub(crate) fn pause(milliseconds: u64) {
+    std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+}

@@ -3,13 +3,12 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
 use crate::control::{Order, send};
 use crate::init;
+use crate::pause;
 use crate::plan::{NodePlan, Program};
 
 /// Namespaces of a node, as flags of nsenter.
@@ -65,7 +64,7 @@ impl Machine {
             if !Path::new(&format!("/proc/{}", self.pid)).exists() {
                 break;
             }
-            sleep(Duration::from_millis(10));
+            pause(10);
         }
         let log = fs::read_to_string(self.plan.log("init")).unwrap_or_default();
         bail!("node {} did not start: {}", self.plan.name, log.trim())
@@ -157,7 +156,7 @@ fn child_of(parent: &mut Child, plan: &NodePlan) -> anyhow::Result<u32> {
             let log = fs::read_to_string(plan.log("init")).unwrap_or_default();
             bail!("node {} did not start ({status}): {}", plan.name, log.trim());
         }
-        sleep(Duration::from_millis(10));
+        pause(10);
     }
     bail!("node {} did not start within 5 s", plan.name)
 }

@@ -82,7 +82,9 @@ impl Pki {
     pub(crate) fn kubeconfig_for(&self, client: &str, server: &str) -> anyhow::Result<String> {
         let read = |file: &str| {
             let path = self.0.join(file);
-            fs::read(&path).with_context(|| format!("read {}", path.display())).map(|pem| STANDARD.encode(pem))
+            fs::read(&path)
+                .with_context(|| format!("read {}", path.display()))
+                .map(|pem| STANDARD.encode(pem))
         };
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "kubernetes",

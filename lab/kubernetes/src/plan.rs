@@ -87,7 +87,8 @@ pub(crate) fn pod_network(index: u8) -> String {
 pub(crate) fn environment(artefacts: &Artefacts, pki: &Pki, folder: &Path) -> BTreeMap<String, String> {
     let debian = artefacts.debian.display();
     let libraries = format!("{debian}/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
-    let path = format!("{}:{debian}/usr/sbin:{debian}/sbin:/usr/sbin:/usr/bin:/sbin:/bin", artefacts.bin.display());
+    let path =
+        format!("{}:{debian}/usr/sbin:{debian}/sbin:/usr/sbin:/usr/bin:/sbin:/bin", artefacts.bin.display());
     [
         ("PATH", path),
         // nft is taken from an unpacked package, its libraries beside it.
