@@ -226,10 +226,13 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     for machine in &machines {
         machine.run(plan::runtime(&machine.plan))?;
     }
+    for machine in &machines {
+        images.registry.serve(machine.pid)?;
+    }
     let port = forward::start(first.pid, plan::API_PORT)?;
     let api = Api::new(&folder.join("pki"), port)?;
     for machine in &machines {
-        images::import_all(machine, &images)?;
+        images::import_all(machine, &images.archives)?;
     }
     clock.tell("containerd runs and has its images");
     wait("the API server", &machines, || api.ready())?;
@@ -280,6 +283,7 @@ fn node_plan(
         folder,
     };
     node.files.insert("/etc/cni/net.d/10-pods.conflist".into(), plan::network_config(&node));
+    node.files.insert("/etc/containerd/certs.d/_default/hosts.toml".into(), plan::registry_config());
     if let Some(driver) = &options.driver {
         node.binds.insert("/run/nvidia/driver".into(), driver.clone());
     }

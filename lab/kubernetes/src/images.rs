@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use gantry_image::Image;
@@ -10,13 +11,22 @@ use crate::build::Artefacts;
 use crate::cache::Cache;
 use crate::machine::Machine;
 use crate::pause;
+use crate::registry::Registry;
 
 /// How often containerd is asked whether it takes images, before its answer is an error.
 const ATTEMPTS: u32 = 200;
 
-/// Writes the images that every node has: `localhost/pause:1` for sandboxes, `localhost/busybox:1`, and
-/// `localhost/cuda:1`, busybox with the C library that programs such as nvidia-smi are linked against.
-pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Vec<PathBuf>> {
+/// What a cluster's nodes run without the world outside.
+#[derive(Debug)]
+pub(crate) struct Images {
+    /// Archives that every node has from the start: `localhost/pause:1` for sandboxes, `localhost/busybox:1`.
+    pub(crate) archives: Vec<PathBuf>,
+    /// Has one image for all others: busybox with the C library that programs such as nvidia-smi are linked against.
+    pub(crate) registry: Arc<Registry>,
+}
+
+/// Writes the images, unless they are there.
+pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Images> {
     let busybox = artefacts.debian.join("bin/busybox");
     let listed = Command::new(&busybox).arg("--list").output();
     let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
@@ -39,15 +49,16 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Ve
         base("localhost/pause:1").entrypoint(["/bin/sleep", "infinity"]).write(&folder.join("pause.tar"))?;
         base("localhost/busybox:1").command(["/bin/sh"]).write(&folder.join("busybox.tar"))?;
         let own = std::env::current_exe().context("find this program")?;
-        base("localhost/cuda:1")
+        base("localhost/workload:1")
             .command(["/bin/sh"])
             .libraries_of(own)
             .library("libm.so.6")
             .library("libdl.so.2")
-            .write(&folder.join("cuda.tar"))?;
+            .write(&folder.join("workload.tar"))?;
         Ok(())
     })?;
-    Ok(["pause", "busybox", "cuda"].map(|name| folder.join(format!("{name}.tar"))).into())
+    let archives = ["pause", "busybox"].map(|name| folder.join(format!("{name}.tar"))).into();
+    Ok(Images { archives, registry: Arc::new(Registry::of(&folder.join("workload.tar"))?) })
 }
 
 /// Imports images into a node whose containerd has just been started.

@@ -25,6 +25,7 @@ mod init;
 mod machine;
 mod pki;
 mod plan;
+mod registry;
 
 pub mod command;
 

@@ -239,6 +239,8 @@ imports = ["/etc/containerd/conf.d/*.toml"]
   snapshotter = "overlayfs"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "localhost/pause:1"
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = "/etc/containerd/certs.d"
 
 [plugins.'io.containerd.cri.v1.runtime']
   cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
@@ -262,6 +264,14 @@ imports = ["/etc/containerd/conf.d/*.toml"]
 "#,
         cni = artefacts.cni.display(),
         bin = artefacts.bin.display(),
+    )
+}
+
+/// Where containerd looks for images of every registry.
+pub(crate) fn registry_config() -> String {
+    format!(
+        "[host.\"http://127.0.0.1:{}\"]\n  capabilities = [\"pull\", \"resolve\"]\n",
+        crate::registry::PORT
     )
 }
 

@@ -40,7 +40,7 @@ var programs = map[string]func() int{
 	},
 	"kube-apiserver":          command(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": command(manager.NewControllerManagerCommand),
-	"kube-scheduler":          command(scheduler.NewSchedulerCommand),
+	"kube-scheduler":          command(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
 	"kube-proxy":              command(proxy.NewProxyCommand),
 	"kubelet":                 command(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
 	"kubectl": func() int {
