@@ -33,12 +33,25 @@ pub struct Options {
     pub name: String,
     /// The Kubernetes version, as in [`Version::named`].
     pub version: String,
-    /// How many nodes, each with a kubelet and a container runtime of its own.
-    pub nodes: u8,
-    /// The number of GPUs for which each node has device files.
+    /// Its nodes, 1 to 16. The first runs the control plane too.
+    pub nodes: Vec<NodeOptions>,
+    /// Whether Kubernetes' own scheduler runs.
+    pub scheduler: bool,
+}
+
+/// What a node is to be: it has a kubelet and a container runtime of its own.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct NodeOptions {
+    /// The name of its `Node` object.
+    pub name: String,
+    /// For how many GPUs it has device files.
     pub gpus: u32,
-    /// What is laid at `/run/nvidia/driver` in each node: a driver's files.
+    /// What lies at `/run/nvidia/driver`: a driver's files.
     pub driver: Option<PathBuf>,
+    /// Labels with which it registers, beside those that a kubelet sets.
+    pub labels: BTreeMap<String, String>,
+    /// Taints with which it registers, as objects of the API.
+    pub taints: Vec<serde_json::Value>,
 }
 
 /// A running cluster, as everybody on the machine can use it.
@@ -67,7 +80,8 @@ impl Cluster {
     pub fn up(options: &Options) -> anyhow::Result<Self> {
         let cache = Cache::of_user()?;
         check_name(&options.name)?;
-        ensure!((1..=16).contains(&options.nodes), "{} nodes: choose 1 to 16", options.nodes);
+        ensure!((1..=16).contains(&options.nodes.len()), "{} nodes: choose 1 to 16", options.nodes.len());
+        options.nodes.iter().try_for_each(|node| check_name(&node.name))?;
         Artefacts::build(&cache, Version::named(&options.version)?)?;
         if let Ok(running) = Self::open(&options.name) {
             bail!(
@@ -84,7 +98,7 @@ impl Cluster {
         let log = File::create(&log_path).with_context(|| format!("create {}", log_path.display()))?;
         // A session of its own: it stays when the terminal is closed.
         let mut supervisor = Command::new("setsid")
-            .arg(std::env::current_exe().context("find this program")?)
+            .arg(program()?)
             .arg("supervise")
             .arg(serde_json::to_string(options)?)
             .stdin(Stdio::null())
@@ -122,8 +136,10 @@ impl Cluster {
         let none = || format!("no cluster {name} runs here\nhint: cargo xtask kubernetes up --name {name}");
         let text = fs::read(folder.join("cluster.json")).with_context(none)?;
         let cluster: Self = serde_json::from_slice(&text).with_context(none)?;
-        let lives = |node: &RunningNode| Path::new(&format!("/proc/{}/ns", node.pid)).exists();
-        ensure!(cluster.nodes.iter().all(lives), none());
+        // The number of a process says nothing: it may be a zombie's, or another's by now.
+        for node in &cluster.nodes {
+            send(&node.plan.control(), &Order::List).with_context(none)?;
+        }
         Ok(cluster)
     }
 
@@ -206,13 +222,13 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     let artefacts = Artefacts::build(&cache, version)?;
     let images = images::prepare(&cache, &artefacts)?;
 
-    let names: Vec<String> = (1..=options.nodes).map(|number| format!("node-{number}")).collect();
+    let names: Vec<String> = options.nodes.iter().map(|node| node.name.clone()).collect();
     let addresses: Vec<_> = names.iter().cloned().zip((0..).map(plan::address)).collect();
     let server = format!("https://{}:{}", plan::address(0), plan::API_PORT);
     let pki = Pki::create(&folder.join("pki"), &addresses, &server)?;
     let mut machines = Vec::new();
-    for (index, name) in (0..).zip(&names) {
-        let plan = node_plan(options, &artefacts, &pki, &folder, name, index)?;
+    for (index, node) in (0..).zip(&options.nodes) {
+        let plan = node_plan(&options.name, node, &artefacts, &pki, &folder, index)?;
         machines.push(Machine::start(plan)?);
     }
     machines.iter().try_for_each(Machine::ready)?;
@@ -238,10 +254,12 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     wait("the API server", &machines, || api.ready())?;
     clock.tell("the API server answers");
     for program in plan::controllers(version, &pki) {
-        first.run(program)?;
+        if options.scheduler || program.name != "kube-scheduler" {
+            first.run(program)?;
+        }
     }
-    for machine in &machines {
-        for program in plan::node(&machine.plan, &pki) {
+    for (machine, node) in machines.iter().zip(&options.nodes) {
+        for program in plan::node(&machine.plan, node, &pki) {
             machine.run(program)?;
         }
     }
@@ -263,19 +281,19 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
 }
 
 fn node_plan(
-    options: &Options,
+    cluster: &str,
+    options: &NodeOptions,
     artefacts: &Artefacts,
     pki: &Pki,
-    cluster: &Path,
-    name: &str,
+    folder: &Path,
     index: u8,
 ) -> anyhow::Result<NodePlan> {
-    let folder = cluster.join(name);
+    let folder = folder.join(&options.name);
     fs::create_dir_all(&folder)?;
     let mut node = NodePlan {
-        name: name.to_owned(),
+        name: options.name.clone(),
         index,
-        cgroups: cgroups::create(&format!("{}{name}", group_prefix(&options.name)))?,
+        cgroups: cgroups::create(&format!("{}{}", group_prefix(cluster), options.name))?,
         gpus: (0..options.gpus).collect(),
         environment: plan::environment(artefacts, pki, &folder),
         files: BTreeMap::new(),
@@ -288,8 +306,19 @@ fn node_plan(
         node.binds.insert("/run/nvidia/driver".into(), driver.clone());
     }
     fs::write(node.folder.join("containerd.toml"), plan::containerd_config(artefacts))?;
-    fs::write(node.folder.join("kubelet.json"), plan::kubelet_config(&node, pki))?;
+    fs::write(node.folder.join("kubelet.json"), plan::kubelet_config(&node, options, pki))?;
     Ok(node)
+}
+
+/// The program that becomes supervisor and pid 1: this one, or for a test the one that cargo built beside it.
+fn program() -> anyhow::Result<PathBuf> {
+    const NAME: &str = "gantry-kubernetes";
+    let own = std::env::current_exe().context("find this program")?;
+    let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join(NAME));
+    let mut candidates = std::iter::once(own.clone()).filter(|path| path.ends_with(NAME)).chain(beside);
+    candidates
+        .find(|path| path.is_file())
+        .with_context(|| format!("no {NAME} near {}\nhint: cargo build --package {NAME}", own.display()))
 }
 
 /// Waits for a state; tells what was still missing, and the end of the log of a program that has ended, if it never comes.

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::build::Artefacts;
 use crate::cache::Cache;
-use crate::cluster::{self, Cluster, Options};
+use crate::cluster::{self, Cluster, NodeOptions, Options};
 use crate::init;
 
 /// Real Kubernetes on this machine.
@@ -82,7 +82,10 @@ pub fn main() -> anyhow::Result<i32> {
     match Arguments::parse().command {
         Command::Up(Up { name, version, nodes, gpus, driver }) => {
             let driver = driver.map(|path| path.canonicalize().with_context(|| path.display().to_string()));
-            let options = Options { name: name.name, version, nodes, gpus, driver: driver.transpose()? };
+            let node = NodeOptions { gpus, driver: driver.transpose()?, ..NodeOptions::default() };
+            let named = |number| NodeOptions { name: format!("node-{number}"), ..node.clone() };
+            let nodes = (1..=nodes).map(named).collect();
+            let options = Options { name: name.name, version, nodes, scheduler: true };
             let cluster = Cluster::up(&options)?;
             println!("export KUBECONFIG={}", cluster.kubeconfig.display());
         }

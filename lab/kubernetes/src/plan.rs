@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::{Artefacts, Version};
 use crate::cgroups::Cgroup;
+use crate::cluster::NodeOptions;
 use crate::pki::Pki;
 
 /// The API server's port in its node's network.
@@ -198,13 +199,15 @@ pub(crate) fn runtime(node: &NodePlan) -> Program {
 }
 
 /// The kubelet and the proxy of a node.
-pub(crate) fn node(node: &NodePlan, pki: &Pki) -> Vec<Program> {
+pub(crate) fn node(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Vec<Program> {
+    let labels: Vec<_> = options.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let kubelet = [
         "kubelet".to_owned(),
         format!("--config={}", node.folder.join("kubelet.json").display()),
         format!("--kubeconfig={}", pki.file(&format!("{}.kubeconfig", node.name))),
         format!("--hostname-override={}", node.name),
         format!("--node-ip={}", node.address()),
+        format!("--node-labels={}", labels.join(",")),
     ];
     let proxy = [
         "kube-proxy".to_owned(),
@@ -276,7 +279,7 @@ pub(crate) fn registry_config() -> String {
 }
 
 /// The configuration of a node's kubelet.
-pub(crate) fn kubelet_config(node: &NodePlan, pki: &Pki) -> String {
+pub(crate) fn kubelet_config(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> String {
     let config = serde_json::json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -303,6 +306,7 @@ pub(crate) fn kubelet_config(node: &NodePlan, pki: &Pki) -> String {
         "volumePluginDir": "/var/lib/kubelet/volumeplugins",
         "clusterDNS": ["10.96.0.10"],
         "registerNode": true,
+        "registerWithTaints": options.taints,
         "maxPods": 250,
         "serializeImagePulls": false,
         "logging": {"verbosity": 2},
