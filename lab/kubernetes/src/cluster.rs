@@ -26,6 +26,9 @@ use crate::{cgroups, forward, images};
 /// How long a cluster may take to start once everything is built. The fault is then told instead of waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The machine of the control plane, which is no node: programs can be started there too.
+pub const CONTROL: &str = "control";
+
 /// What a cluster is to be.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Options {
@@ -33,7 +36,7 @@ pub struct Options {
     pub name: String,
     /// The Kubernetes version, as in [`Version::named`].
     pub version: String,
-    /// Its nodes, 1 to 16. The first runs the control plane too.
+    /// Its nodes, 1 to 16.
     pub nodes: Vec<NodeOptions>,
     /// Whether Kubernetes' own scheduler runs.
     pub scheduler: bool,
@@ -63,11 +66,12 @@ pub struct Cluster {
     pub kubeconfig: PathBuf,
     /// The folder with kubectl and the other programs.
     pub bin: PathBuf,
-    nodes: Vec<RunningNode>,
+    /// [`CONTROL`], then the nodes.
+    machines: Vec<RunningMachine>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct RunningNode {
+struct RunningMachine {
     plan: NodePlan,
     pid: u32,
 }
@@ -81,7 +85,10 @@ impl Cluster {
         let cache = Cache::of_user()?;
         check_name(&options.name)?;
         ensure!((1..=16).contains(&options.nodes.len()), "{} nodes: choose 1 to 16", options.nodes.len());
-        options.nodes.iter().try_for_each(|node| check_name(&node.name))?;
+        for node in &options.nodes {
+            check_name(&node.name)?;
+            ensure!(node.name != CONTROL, "node name {CONTROL:?}: that is the control plane's machine");
+        }
         Artefacts::build(&cache, Version::named(&options.version)?)?;
         if let Ok(running) = Self::open(&options.name) {
             bail!(
@@ -137,8 +144,8 @@ impl Cluster {
         let text = fs::read(folder.join("cluster.json")).with_context(none)?;
         let cluster: Self = serde_json::from_slice(&text).with_context(none)?;
         // The number of a process says nothing: it may be a zombie's, or another's by now.
-        for node in &cluster.nodes {
-            send(&node.plan.control(), &Order::List).with_context(none)?;
+        for machine in &cluster.machines {
+            send(&machine.plan.control(), &Order::List).with_context(none)?;
         }
         Ok(cluster)
     }
@@ -154,10 +161,10 @@ impl Cluster {
 
     /// The names of the nodes.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.nodes.iter().map(|node| node.plan.name.as_str())
+        self.machines.iter().map(|machine| machine.plan.name.as_str()).filter(|name| *name != CONTROL)
     }
 
-    /// A node's own folder on the machine; see [`Self::log`].
+    /// The folder of a node, or of [`CONTROL`], with what it keeps on disk; see [`Self::log`].
     pub fn folder(&self, node: &str) -> anyhow::Result<&Path> {
         Ok(&self.node(node)?.plan.folder)
     }
@@ -190,6 +197,16 @@ impl Cluster {
         self.order(node, &Order::Signal { name: name.to_owned(), signal, wait }).map(drop)
     }
 
+    /// Switches a node off at once: nothing ends in good order, and what was in memory is lost.
+    pub fn power_off(&self, node: &str) -> anyhow::Result<()> {
+        self.order(node, &Order::PowerOff).map(drop)
+    }
+
+    /// Switches a node on again: everything that was ever started there starts.
+    pub fn power_on(&self, node: &str) -> anyhow::Result<()> {
+        self.order(node, &Order::PowerOn).map(drop)
+    }
+
     /// The programs that run in a node with their pids there.
     pub fn programs(&self, node: &str) -> anyhow::Result<Vec<(String, i32)>> {
         self.order(node, &Order::List)
@@ -205,8 +222,8 @@ impl Cluster {
         send(&self.node(node)?.plan.control(), order).with_context(|| format!("node {node}"))
     }
 
-    fn node(&self, name: &str) -> anyhow::Result<&RunningNode> {
-        self.nodes.iter().find(|node| node.plan.name == name).with_context(|| {
+    fn node(&self, name: &str) -> anyhow::Result<&RunningMachine> {
+        self.machines.iter().find(|machine| machine.plan.name == name).with_context(|| {
             format!("no node {name}: there are {}", self.nodes().collect::<Vec<_>>().join(", "))
         })
     }
@@ -223,11 +240,13 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     let images = images::prepare(&cache, &artefacts)?;
 
     let names: Vec<String> = options.nodes.iter().map(|node| node.name.clone()).collect();
-    let addresses: Vec<_> = names.iter().cloned().zip((0..).map(plan::address)).collect();
+    let control = NodeOptions { name: CONTROL.to_owned(), ..NodeOptions::default() };
+    let all: Vec<&NodeOptions> = std::iter::once(&control).chain(&options.nodes).collect();
+    let addresses: Vec<_> = all.iter().map(|node| node.name.clone()).zip((0..).map(plan::address)).collect();
     let server = format!("https://{}:{}", plan::address(0), plan::API_PORT);
     let pki = Pki::create(&folder.join("pki"), &addresses, &server)?;
     let mut machines = Vec::new();
-    for (index, node) in (0..).zip(&options.nodes) {
+    for (index, node) in (0..).zip(all) {
         let plan = node_plan(&options.name, node, &artefacts, &pki, &folder, index)?;
         machines.push(Machine::start(plan)?);
     }
@@ -235,19 +254,19 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     machine::connect(&machines)?;
     clock.tell("nodes made");
 
-    let first = machines.first().context("invariant: at least one node")?;
+    let (first, nodes) = machines.split_first().context("invariant: the control plane's machine")?;
     for program in plan::api(version, &pki) {
         first.run(program)?;
     }
-    for machine in &machines {
+    for machine in nodes {
         machine.run(plan::runtime(&machine.plan))?;
     }
-    for machine in &machines {
+    for machine in nodes {
         images.registry.serve(machine.pid)?;
     }
     let port = forward::start(first.pid, plan::API_PORT)?;
     let api = Api::new(&folder.join("pki"), port)?;
-    for machine in &machines {
+    for machine in nodes {
         images::import_all(machine, &images.archives)?;
     }
     clock.tell("containerd runs and has its images");
@@ -258,19 +277,20 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
             first.run(program)?;
         }
     }
-    for (machine, node) in machines.iter().zip(&options.nodes) {
-        for program in plan::node(&machine.plan, node, &pki) {
-            machine.run(program)?;
-        }
+    // Whoever calls a Service from here, such as the API server a webhook, needs its address to lead somewhere.
+    first.run(plan::proxy(&first.plan, &pki))?;
+    for (machine, node) in nodes.iter().zip(&options.nodes) {
+        machine.run(plan::kubelet(&machine.plan, node, &pki))?;
+        machine.run(plan::proxy(&machine.plan, &pki))?;
     }
     wait("the nodes", &machines, || api.nodes_ready(&names))?;
     clock.tell("every node is ready");
 
     let kubeconfig = folder.join("kubeconfig");
     fs::write(&kubeconfig, pki.kubeconfig_for("admin", &format!("https://127.0.0.1:{port}"))?)?;
-    let nodes =
-        machines.iter().map(|machine| RunningNode { plan: machine.plan.clone(), pid: machine.pid }).collect();
-    let cluster = Cluster { options: options.clone(), kubeconfig, bin: artefacts.bin, nodes };
+    let running = |machine: &Machine| RunningMachine { plan: machine.plan.clone(), pid: machine.pid };
+    let running = machines.iter().map(running).collect();
+    let cluster = Cluster { options: options.clone(), kubeconfig, bin: artefacts.bin, machines: running };
     // Whoever sees the file sees all of it.
     let unfinished = folder.join("cluster.json.unfinished");
     fs::write(&unfinished, serde_json::to_vec_pretty(&cluster)?)?;

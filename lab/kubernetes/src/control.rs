@@ -24,6 +24,10 @@ pub(crate) enum Order {
         /// Whether to wait for the end.
         wait: bool,
     },
+    /// End everything at once and forget what a machine forgets without power: `/run`, mounts, running programs.
+    PowerOff,
+    /// Start what was ever started, in that order.
+    PowerOn,
     /// List the programs that run, with their pids in the node.
     List,
 }

@@ -3,7 +3,7 @@
 //! It runs in namespaces of its own (mounts, network, processes, IPC, host name, control groups). When it ends, the kernel ends
 //! everything in them; when the process that started it ends, it ends.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
@@ -30,6 +30,9 @@ const OVERLAID: [&str; 3] = ["etc", "var/lib", "var/log"];
 /// Folders with much in them: on disk, not in memory.
 const KEPT: [&str; 5] =
     ["var/lib/kubelet", "var/lib/containerd", "var/lib/etcd", "var/log/pods", "var/log/containers"];
+
+/// What programs keep in memory: gone when the machine was off.
+const RUN_FOLDERS: [&str; 4] = ["/run/containerd", "/run/nri", "/run/cdi", "/run/gantry"];
 
 /// Settings of the whole machine that a kubelet changes. The node sees files that hold what it wants already.
 const SYSCTLS: [(&str, &str); 6] = [
@@ -61,7 +64,8 @@ pub(crate) fn run(plan: &Path) -> anyhow::Result<()> {
     let _ = fs::remove_file(plan.control());
     let listener = UnixListener::bind(plan.control())
         .with_context(|| format!("listen on {}", plan.control().display()))?;
-    let programs = Arc::new(Programs { plan, state: Mutex::default(), changed: Condvar::new() });
+    let own_mounts = mounts()?;
+    let programs = Arc::new(Programs { plan, own_mounts, state: Mutex::default(), changed: Condvar::new() });
     std::thread::spawn({
         let programs = Arc::clone(&programs);
         move || programs.reap()
@@ -252,9 +256,25 @@ fn folder(path: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
 }
 
+/// The mount points of this namespace, in the order in which they were mounted.
+fn mounts() -> anyhow::Result<Vec<String>> {
+    let text = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    Ok(text.lines().filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())).collect())
+}
+
+/// Removes what is in a folder, as far as it can be removed.
+fn empty(folder: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+    }
+}
+
 /// The programs of a node.
 struct Programs {
     plan: NodePlan,
+    /// What was mounted before any program ran.
+    own_mounts: Vec<String>,
     state: Mutex<State>,
     /// A program has ended or started.
     changed: Condvar,
@@ -263,8 +283,8 @@ struct Programs {
 #[derive(Default)]
 struct State {
     running: HashMap<i32, String>,
-    /// What was started under each name last.
-    known: BTreeMap<String, Program>,
+    /// What was started under each name last, in the order of the first start.
+    known: Vec<Program>,
 }
 
 impl State {
@@ -294,7 +314,7 @@ impl Programs {
         match order {
             Order::Start(program) => self.start(program)?,
             Order::Again(name) => {
-                let known = self.state().known.get(&name).cloned();
+                let known = self.state().known.iter().find(|program| program.name == name).cloned();
                 self.start(known.with_context(|| format!("{name} was never started"))?)?;
             }
             Order::Signal { name, signal, wait } => {
@@ -305,6 +325,11 @@ impl Programs {
                 while wait && state.running.contains_key(&pid.as_raw()) {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
+            }
+            Order::PowerOff => self.power_off()?,
+            Order::PowerOn => {
+                let known = self.state().known.clone();
+                known.into_iter().try_for_each(|program| self.start(program))?;
             }
             Order::List => {
                 let state = self.state();
@@ -339,7 +364,25 @@ impl Programs {
             .with_context(|| format!("start {word}"))?;
         let pid = i32::try_from(child.id()).context("invariant: a pid fits")?;
         state.running.insert(pid, program.name.clone());
-        state.known.insert(program.name.clone(), program);
+        match state.known.iter_mut().find(|known| known.name == program.name) {
+            Some(known) => *known = program,
+            None => state.known.push(program),
+        }
+        Ok(())
+    }
+
+    fn power_off(&self) -> anyhow::Result<()> {
+        // All but the first process of the namespace, which is this one.
+        let everything = Pid::from_raw(-1);
+        let mut state = self.state();
+        let _ = kill(everything, Signal::SIGKILL);
+        while !state.running.is_empty() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        for mounted in mounts()?.iter().rev().filter(|mounted| !self.own_mounts.contains(mounted)) {
+            let _ = umount2(mounted.as_str(), MntFlags::MNT_DETACH);
+        }
+        RUN_FOLDERS.iter().for_each(|folder| empty(folder));
         Ok(())
     }
 

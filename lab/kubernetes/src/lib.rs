@@ -3,9 +3,9 @@
 //! ```text
 //!   go/v1.37/, go/v1.34/ ──go build──▶ ~/.cache/gantry/kubernetes/bin     one program of many names, runc, shim, plugins
 //!                                              │
-//!   gantry-kubernetes up ──▶ supervisor ──┬─▶ node-1 (pid 1 = `init`): etcd, kube-apiserver, …, containerd, kubelet
+//!   gantry-kubernetes up ──▶ supervisor ──┬─▶ control (pid 1 = `init`): etcd, kube-apiserver, kube-controller-manager, …
 //!      cluster.json, kubeconfig ◀─────────┤      │ bridge
-//!                 127.0.0.1:port ─────────┴─▶ node-2: containerd, kubelet
+//!                 127.0.0.1:port ─────────┴─▶ node-1, node-2, …: containerd, kubelet, kube-proxy
 //! ```
 //!
 //! A node is a set of namespaces: mounts, network, processes, IPC, host name, control groups. It sees the machine's files, writes to
@@ -31,7 +31,7 @@ pub mod command;
 
 pub use build::{VERSIONS, Version};
 pub use cache::Cache;
-pub use cluster::{Cluster, NodeOptions, Options};
+pub use cluster::{CONTROL, Cluster, NodeOptions, Options};
 pub use plan::Program;
 
 /// Waits; nothing here runs on an asynchronous runtime.

@@ -19,7 +19,7 @@ pub(crate) const API_PORT: u16 = 6443;
 pub(crate) struct NodePlan {
     /// The node's name.
     pub(crate) name: String,
-    /// Its place in the list of nodes, from 0; the first runs the control plane too.
+    /// Its place among the machines: 0 is the control plane's, nodes follow.
     pub(crate) index: u8,
     /// A folder for what the node keeps on disk, below which `control.sock` and `log/` lie too.
     pub(crate) folder: PathBuf,
@@ -198,10 +198,10 @@ pub(crate) fn runtime(node: &NodePlan) -> Program {
     Program::new("containerd", ["containerd".to_owned(), format!("--config={}", config.display())])
 }
 
-/// The kubelet and the proxy of a node.
-pub(crate) fn node(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Vec<Program> {
+/// A node's kubelet.
+pub(crate) fn kubelet(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Program {
     let labels: Vec<_> = options.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let kubelet = [
+    let command = [
         "kubelet".to_owned(),
         format!("--config={}", node.folder.join("kubelet.json").display()),
         format!("--kubeconfig={}", pki.file(&format!("{}.kubeconfig", node.name))),
@@ -209,7 +209,12 @@ pub(crate) fn node(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Vec<Pro
         format!("--node-ip={}", node.address()),
         format!("--node-labels={}", labels.join(",")),
     ];
-    let proxy = [
+    Program::new("kubelet", command)
+}
+
+/// Makes the addresses of Services lead to their pods.
+pub(crate) fn proxy(node: &NodePlan, pki: &Pki) -> Program {
+    let command = [
         "kube-proxy".to_owned(),
         format!("--kubeconfig={}", pki.file("kube-proxy.kubeconfig")),
         "--proxy-mode=nftables".to_owned(),
@@ -220,7 +225,7 @@ pub(crate) fn node(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Vec<Pro
         "--conntrack-tcp-timeout-established=0s".to_owned(),
         "--conntrack-tcp-timeout-close-wait=0s".to_owned(),
     ];
-    vec![Program::new("kubelet", kubelet), Program::new("kube-proxy", proxy)]
+    Program::new("kube-proxy", command)
 }
 
 /// The configuration of a node's containerd: configuration version 3, which containerd 2 reads.

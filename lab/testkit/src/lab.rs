@@ -1,32 +1,34 @@
 //! A cluster that lives as long as a test.
 
 use std::future::Future;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use gantry_apiserver::pki::ServerIdentity;
-use gantry_apiserver::{ExecRequest, Exit, PodTarget, Streams};
-use gantry_cluster::{Cluster, ClusterOptions, NodeGroup};
-use gantry_kit::{CancellationToken, RandomIds, SystemClock};
+use gantry_apiserver::PodTarget;
+use gantry_cluster::NodeGroup;
+use gantry_model::FaultKind;
+use kube::Client;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::net::TcpListener;
 
 use crate::Output;
+use crate::embedded::Embedded;
+use crate::real::Real;
 
 /// How long a test waits for a state that must come. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running cluster with a TLS endpoint and a kubeconfig.
+/// A running cluster with a kubeconfig, of the tier that `GANTRY_TIER` names: `embedded`, the default, or `kubernetes`.
 pub struct Lab {
-    /// The cluster itself, for faults and restarts.
-    pub cluster: Cluster,
-    kubeconfig: PathBuf,
-    cancel: CancellationToken,
+    tier: Tier,
+    client: Client,
     folder: TempDir,
+}
+
+enum Tier {
+    Embedded(Embedded),
+    Kubernetes(Real),
 }
 
 impl Lab {
@@ -49,35 +51,98 @@ impl Lab {
         gantry_kit::install_crypto();
         // Unix socket paths are short: the folder lies directly under /tmp.
         let folder = tempfile::Builder::new().prefix("gl").tempdir_in("/tmp")?;
-        let cancel = CancellationToken::new();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let server = format!("https://{}", listener.local_addr()?);
-        let identity = ServerIdentity::load_or_create(&folder.path().join("pki"))?;
-        let kubeconfig = folder.path().join("kubeconfig");
-        identity.write_kubeconfig(&kubeconfig, "lab", &server)?;
-        let cluster = Cluster::start(
-            ClusterOptions {
-                nodes,
-                dir: folder.path().join("run"),
-                state_dir: None,
-                clock: Arc::new(SystemClock),
-                ids: Arc::new(RandomIds::default()),
-            },
-            cancel.clone(),
-        )
-        .await?;
-        let api = cluster.api().clone();
-        tokio::spawn({
-            let cancel = cancel.clone();
-            async move { api.serve_tls(listener, &identity, cancel).await }
-        });
-        cluster.ready().await?;
-        Ok(Self { cluster, kubeconfig, cancel, folder })
+        let tier = match std::env::var("GANTRY_TIER").as_deref() {
+            Err(_) | Ok("embedded") => Tier::Embedded(Embedded::start(nodes, folder.path()).await?),
+            Ok("kubernetes") => Tier::Kubernetes(Real::start(&nodes).await?),
+            Ok(other) => bail!("GANTRY_TIER={other}: must be embedded or kubernetes"),
+        };
+        let client = match &tier {
+            Tier::Embedded(embedded) => embedded.cluster.client(),
+            Tier::Kubernetes(real) => real.client(),
+        };
+        Ok(Self { tier, client, folder })
+    }
+
+    /// Whether the cluster is real Kubernetes, where a few things take longer or are not simulated.
+    pub fn is_kubernetes(&self) -> bool {
+        matches!(self.tier, Tier::Kubernetes(_))
+    }
+
+    /// A client that may do everything.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The names of all nodes, sorted.
+    pub fn node_names(&self) -> Vec<String> {
+        match &self.tier {
+            Tier::Embedded(embedded) => embedded.cluster.node_names(),
+            Tier::Kubernetes(real) => real.node_names(),
+        }
+    }
+
+    /// Makes a GPU fail, by its index on the node.
+    pub fn fault(&self, node: &str, index: usize, kind: FaultKind) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.fault(node, index, kind)?),
+            Tier::Kubernetes(real) => real.fault(node, index, kind),
+        }
+    }
+
+    /// Mends a GPU, whatever it had.
+    pub fn recover(&self, node: &str, index: usize) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.recover(node, index)?),
+            Tier::Kubernetes(real) => real.recover(node, index),
+        }
+    }
+
+    /// Kills a node's agent; it is started again.
+    pub fn restart_agent(&self, node: &str) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.restart_agent(node)?),
+            Tier::Kubernetes(real) => real.restart_agent(node),
+        }
+    }
+
+    /// Restarts a node's kubelet; its containers go on.
+    pub async fn restart_kubelet(&self, node: &str) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.restart_kubelet(node).await?),
+            Tier::Kubernetes(real) => real.restart_kubelet(node),
+        }
+    }
+
+    /// Kills the scheduler and starts it anew.
+    pub async fn restart_scheduler(&self) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.restart_scheduler().await?),
+            Tier::Kubernetes(real) => real.restart_scheduler(),
+        }
+    }
+
+    /// Switches a node off at once: no process ends in good order and nobody tells the API server.
+    pub async fn stop_node(&self, node: &str) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.stop_node(node).await?),
+            Tier::Kubernetes(real) => real.stop_node(node),
+        }
+    }
+
+    /// Switches a node on again.
+    pub async fn start_node(&self, node: &str) -> anyhow::Result<()> {
+        match &self.tier {
+            Tier::Embedded(embedded) => Ok(embedded.cluster.start_node(node).await?),
+            Tier::Kubernetes(real) => real.start_node(node),
+        }
     }
 
     /// The kubeconfig of an administrator.
     pub fn kubeconfig(&self) -> &Path {
-        &self.kubeconfig
+        match &self.tier {
+            Tier::Embedded(embedded) => &embedded.kubeconfig,
+            Tier::Kubernetes(real) => real.kubeconfig(),
+        }
     }
 
     /// A kubeconfig whose default namespace is `namespace`.
@@ -85,7 +150,7 @@ impl Lab {
         let folder = self.folder.path().join(namespace);
         std::fs::create_dir_all(&folder)?;
         let path = folder.join("kubeconfig");
-        let text = std::fs::read_to_string(&self.kubeconfig)?;
+        let text = std::fs::read_to_string(self.kubeconfig())?;
         let mut config: serde_json::Value = serde_saphyr::from_str(&text).context("read the kubeconfig")?;
         config["contexts"][0]["context"]["namespace"] = namespace.into();
         std::fs::write(&path, serde_json::to_vec_pretty(&config)?)?;
@@ -100,8 +165,7 @@ impl Lab {
             .uri(path)
             .header("Content-Type", "application/json")
             .body(kube::client::Body::from(body))?;
-        let response =
-            self.cluster.client().send(request).await.with_context(|| format!("{method} {path}"))?;
+        let response = self.client.send(request).await.with_context(|| format!("{method} {path}"))?;
         let status = response.status().as_u16();
         let warnings = response
             .headers()
@@ -117,7 +181,7 @@ impl Lab {
     /// An answer that is no JSON, such as a log.
     pub async fn text(&self, path: &str) -> anyhow::Result<String> {
         let request = http::Request::get(path).body(Vec::new())?;
-        Ok(self.cluster.client().request_text(request).await?)
+        Ok(self.client.request_text(request).await?)
     }
 
     /// POST, whatever the answer.
@@ -161,8 +225,7 @@ impl Lab {
         self.exec_in(namespace, pod, None, command).await?.ok()
     }
 
-    /// Runs a command in a container of a pod, the first if none is named, and gives what came of it. Asks the node as the
-    /// API server does; the way through sockets is kubectl's, and the matrix tests it.
+    /// Runs a command in a container of a pod, the first if none is named, and gives what came of it.
     pub async fn exec_in(
         &self,
         namespace: &str,
@@ -172,30 +235,28 @@ impl Lab {
     ) -> anyhow::Result<Output> {
         let object = self.get(&format!("/api/v1/namespaces/{namespace}/pods/{pod}")).await?;
         let text = |path: &str| object.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let target = PodTarget {
-            node: text("/spec/nodeName"),
-            namespace: namespace.to_owned(),
-            pod: pod.to_owned(),
-            uid: text("/metadata/uid"),
-            container: container.map_or_else(|| text("/spec/containers/0/name"), str::to_owned),
-        };
-        let streams = Streams { stdout: true, stderr: true, ..Streams::default() };
-        let command = command.iter().map(|word| (*word).to_owned()).collect();
-        let backend = self.cluster.node_backend();
-        let session = backend.exec(ExecRequest { target, command, streams }).await?;
-        drop((session.stdin, session.resize));
-        let (stdout, stderr, exit) =
-            tokio::join!(all_of(session.stdout), all_of(session.stderr), session.exit);
-        match exit.context("the node gave no exit code")? {
-            Exit::Code(code) => Ok(Output { code: Some(code), stdout, stderr }),
-            Exit::Failed(problem) => bail!("{problem}"),
+        let container = container.map_or_else(|| text("/spec/containers/0/name"), str::to_owned);
+        match &self.tier {
+            Tier::Embedded(embedded) => {
+                let target = PodTarget {
+                    node: text("/spec/nodeName"),
+                    namespace: namespace.to_owned(),
+                    pod: pod.to_owned(),
+                    uid: text("/metadata/uid"),
+                    container,
+                };
+                embedded.exec(target, command).await
+            }
+            Tier::Kubernetes(real) => real.exec(namespace, pod, &container, command).await,
         }
     }
 
     /// Ends the cluster and waits until its parts have stopped.
     pub async fn stop(self) {
-        self.cluster.shutdown().await;
-        self.cancel.cancel();
+        match self.tier {
+            Tier::Embedded(embedded) => embedded.stop().await,
+            Tier::Kubernetes(real) => real.stop(),
+        }
     }
 }
 
@@ -218,14 +279,6 @@ impl Answer {
         }
         bail!("{}: {}", self.status, self.body["message"].as_str().unwrap_or("no message"))
     }
-}
-
-async fn all_of(mut stream: tokio::sync::mpsc::Receiver<bytes::Bytes>) -> String {
-    let mut text = Vec::new();
-    while let Some(piece) = stream.recv().await {
-        text.extend_from_slice(&piece);
-    }
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 fn documents(file: &Path) -> anyhow::Result<Vec<Value>> {

@@ -77,7 +77,7 @@ async fn raw(
         .uri(path)
         .header("Content-Type", content_type)
         .body(kube::client::Body::from(body))?;
-    let response = lab.cluster.client().send(request).await?;
+    let response = lab.client().send(request).await?;
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await?.to_bytes();
     Ok((status, serde_json::from_slice(&bytes).unwrap_or(Value::Null)))
@@ -371,7 +371,7 @@ async fn forgotten(lab: &Lab) -> anyhow::Result<()> {
         let watch = format!("{MAPS}?watch=1&resourceVersion=1&timeoutSeconds=1&limit=1");
         let request = http::Request::get(watch).body(kube::client::Body::empty())?;
         // Only what comes first: a watch that is allowed would go on.
-        let mut body = lab.cluster.client().send(request).await?.into_body();
+        let mut body = lab.client().send(request).await?.into_body();
         let frame = body.frame().await.context("a watch from the past without an event")??;
         let data = frame.into_data().ok().context("the first frame of a watch is data")?;
         let line = data.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -388,7 +388,7 @@ async fn forgotten(lab: &Lab) -> anyhow::Result<()> {
     let now = list["metadata"]["resourceVersion"].as_str().context("a revision")?;
     let request = http::Request::get(format!("{MAPS}?watch=1&resourceVersion={now}"))
         .body(kube::client::Body::empty())?;
-    ensure!(lab.cluster.client().send(request).await?.status() == 200, "a watch from now on is refused");
+    ensure!(lab.client().send(request).await?.status() == 200, "a watch from now on is refused");
     Ok(())
 }
 

@@ -467,7 +467,7 @@ async fn a_gang_starts_together(case: &Case) -> anyhow::Result<()> {
 
 async fn a_gang_waits_as_a_whole_until_there_is_room(case: &Case) -> anyhow::Result<()> {
     // Seven GPUs for eight pods.
-    case.lab.cluster.fault("a100-80-1", 3, FaultKind::DoubleBitEcc)?;
+    case.lab.fault("a100-80-1", 3, FaultKind::DoubleBitEcc)?;
     eventually("seven GPUs are offered", async || {
         let node = case.lab.get("/api/v1/nodes/a100-80-1").await?;
         ensure!(node["status"]["allocatable"]["nvidia.com/gpu"] == "7", "{}", node["status"]["allocatable"]);
@@ -489,7 +489,7 @@ async fn a_gang_waits_as_a_whole_until_there_is_room(case: &Case) -> anyhow::Res
         Ok(())
     })
     .await?;
-    case.lab.cluster.recover("a100-80-1", 3)?;
+    case.lab.recover("a100-80-1", 3)?;
     gang_runs(case).await
 }
 

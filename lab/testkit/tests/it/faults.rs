@@ -191,7 +191,7 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     // A GPU in use, then a free one as well.
     let (used, free) = (index_of(true)?, index_of(false)?);
     for (fault, left) in [(FaultKind::Xid(79), "7"), (FaultKind::DoubleBitEcc, "6")] {
-        lab.cluster.fault(NODE, if left == "7" { used } else { free }, fault)?;
+        lab.fault(NODE, if left == "7" { used } else { free }, fault)?;
         offers(lab, NODE, left, "8").await?;
     }
     eventually("the report names both faults", async || {
@@ -214,15 +214,15 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     ensure!(five.len() == 5 && !five.contains(bad) && five.is_disjoint(&mine), "{five:?}");
     ensure!(phase(&running(lab, "user").await?) == "Running", "the user of a failed GPU ended");
     // A restart of all that knows of it changes nothing.
-    lab.cluster.restart_kubelet(NODE).await?;
-    lab.cluster.restart_agent(NODE)?;
-    lab.cluster.restart_scheduler().await?;
+    lab.restart_kubelet(NODE).await?;
+    lab.restart_agent(NODE)?;
+    lab.restart_scheduler().await?;
     create(lab, &pod("one", 1)).await?;
     refused(lab, "one", "G1012 gpu-unhealthy: asks for 1 GPU").await?;
-    lab.cluster.recover(NODE, free)?;
+    lab.recover(NODE, free)?;
     running(lab, "one").await?;
     ensure!(visible(lab, "one", "main").await? == BTreeSet::from([bad.to_owned()]), "not the mended one");
-    lab.cluster.recover(NODE, used)?;
+    lab.recover(NODE, used)?;
     offers(lab, NODE, "8", "8").await?;
     delete(lab, "five").await?;
     delete(lab, "one").await?;
@@ -264,7 +264,7 @@ async fn end_agent(lab: &Lab, draws: &mut Draws) -> anyhow::Result<()> {
     let agent = &all[draws.below(all.len())];
     let restarts = agent.pointer("/status/containerStatuses/0/restartCount").and_then(Value::as_u64);
     if draws.below(2) == 0 && restarts == Some(0) {
-        lab.cluster.restart_agent(text(agent, "/spec/nodeName"))?;
+        lab.restart_agent(text(agent, "/spec/nodeName"))?;
     } else {
         // It may be on its way already.
         lab.send("DELETE", &format!("{agents}/{}?gracePeriodSeconds=0", name(agent)), None).await?;
@@ -287,9 +287,9 @@ async fn churn(lab: &Lab, seed: u64) -> anyhow::Result<()> {
                 let victim = alive.swap_remove(draws.below(alive.len()));
                 delete(lab, &victim).await?;
             }
-            7 => lab.cluster.restart_kubelet(["a100-80-1", "a100-80-2"][draws.below(2)]).await?,
+            7 => lab.restart_kubelet(["a100-80-1", "a100-80-2"][draws.below(2)]).await?,
             8 => end_agent(lab, &mut draws).await?,
-            _ => lab.cluster.restart_scheduler().await?,
+            _ => lab.restart_scheduler().await?,
         }
         for _ in 0..draws.below(40) {
             tokio::task::yield_now().await;
@@ -371,7 +371,7 @@ async fn silent_node(lab: &Lab) -> anyhow::Result<()> {
     };
     let first = replica("").await?;
     let lost = text(&first, "/spec/nodeName").to_owned();
-    lab.cluster.stop_node(&lost).await?;
+    lab.stop_node(&lost).await?;
     eventually("the node is unreachable", async || {
         let node = lab.get(&format!("/api/v1/nodes/{lost}")).await?;
         ensure!(
@@ -388,7 +388,7 @@ async fn silent_node(lab: &Lab) -> anyhow::Result<()> {
     .await?;
     let second = replica(&lost).await?;
     ensure!(assigned_to_pod(&second)?.is_disjoint(&assigned_to_pod(&first)?), "the GPUs of the lost node");
-    lab.cluster.start_node(&lost).await?;
+    lab.start_node(&lost).await?;
     eventually("the node is back", async || {
         let node = lab.get(&format!("/api/v1/nodes/{lost}")).await?;
         ensure!(!node["spec"]["taints"].to_string().contains("unreachable"), "{}", node["spec"]);

@@ -306,7 +306,7 @@ async fn run_all(lab: &Lab, kubectl: &Kubectl) -> anyhow::Result<Vec<Option<Stri
     let namespace = format!("matrix-{}", kubectl.minor);
     let kubeconfig = lab.kubeconfig_for(&namespace)?;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
-    let node = lab.cluster.node_names().into_iter().next().context("a node")?;
+    let node = lab.node_names().into_iter().next().context("a node")?;
     let fill = |text: &str| {
         text.replace("{ns}", &namespace)
             .replace("{root}", &root.display().to_string())

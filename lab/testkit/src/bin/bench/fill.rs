@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub(crate) async fn fill() -> anyhow::Result<Vec<Figure>> {
     let lab = Lab::start(&[("a100-80", FILL_NODES)]).await?;
     let gpus = usize::try_from(FILL_NODES)? * 8;
-    let client = lab.cluster.client();
+    let client = lab.client();
     let all_run = tokio::spawn(all_run(client.clone()));
     let start = Instant::now();
     let pods = (0..FILL_PODS).map(|index| pod(&format!("pod-{index}"), u32::from(index < gpus)));

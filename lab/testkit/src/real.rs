@@ -1,0 +1,216 @@
+//! The Kubernetes tier: kube-apiserver, kubelets and containerd on this machine, and Gantry's own processes as an operator runs them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail, ensure};
+use gantry_cluster::NodeGroup;
+use gantry_kubernetes::{CONTROL, Cluster, NodeOptions, Options, Program};
+use gantry_model::FaultKind;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::{Output, eventually};
+
+/// The cluster's name: tests take turns, for one cluster is as much as the machine carries.
+const NAME: &str = "lab";
+static TURN: Mutex<()> = Mutex::const_new(());
+
+const AGENT: &str = "gantry-agent";
+const SCHEDULER: &str = "gantry-scheduler";
+const CONTROLLERS: &str = "gantry-controllers";
+
+/// Names of schedulers whose pods Gantry's takes: Kubernetes' own does not run.
+const SCHEDULER_NAMES: &str = "default-scheduler,gantry-scheduler,volcano";
+
+/// A cluster of real Kubernetes.
+pub(crate) struct Real {
+    cluster: Cluster,
+    client: Client,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Real {
+    pub(crate) async fn start(groups: &[NodeGroup]) -> anyhow::Result<Self> {
+        let turn = TURN.lock().await;
+        let gantry = gantry()?;
+        let mut nodes = Vec::new();
+        let mut programs = Vec::new();
+        for group in groups {
+            for name in names(group) {
+                let simulated = format!("{}:{}", group.profile, group.gpus_per_node);
+                let arguments = ["agent", "--node-name", &name, "--simulate", &simulated];
+                if group.gpus_per_node > 0 {
+                    programs.push((name.clone(), program(AGENT, &gantry, &arguments)));
+                }
+                nodes.push(NodeOptions {
+                    name,
+                    gpus: group.gpus_per_node,
+                    driver: None,
+                    labels: group.labels.clone(),
+                    taints: group.taints.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
+                });
+            }
+        }
+        let options = Options {
+            name: NAME.to_owned(),
+            version: std::env::var("GANTRY_KUBERNETES_VERSION").unwrap_or_else(|_| "latest".to_owned()),
+            nodes,
+            scheduler: false,
+        };
+        Cluster::down(NAME)?;
+        let cluster = tokio::task::spawn_blocking(move || Cluster::up(&options)).await??;
+        let real = Self { client: connect(&cluster.kubeconfig).await?, cluster, _turn: turn };
+        for definition in gantry_api::crds() {
+            real.define(&definition).await?;
+        }
+        let scheduler = ["scheduler", "--scheduler-name", SCHEDULER_NAMES];
+        real.cluster.start(CONTROL, program(SCHEDULER, &gantry, &scheduler))?;
+        real.cluster.start(CONTROL, program(CONTROLLERS, &gantry, &["controllers"]))?;
+        for (node, program) in programs {
+            real.cluster.start(&node, program)?;
+        }
+        for group in groups {
+            real.offered(group).await?;
+        }
+        Ok(real)
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(crate) fn kubeconfig(&self) -> &Path {
+        &self.cluster.kubeconfig
+    }
+
+    pub(crate) fn node_names(&self) -> Vec<String> {
+        let mut names: Vec<_> = self.cluster.nodes().map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) async fn exec(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+        command: &[&str],
+    ) -> anyhow::Result<Output> {
+        let output = Command::new(self.cluster.bin.join("kubectl"))
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .args(["exec", "--namespace", namespace, pod, "--container", container, "--"])
+            .args(command)
+            .kill_on_drop(true)
+            .output();
+        let output = output.await.context("start kubectl")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Output { code: output.status.code(), stdout: text(&output.stdout), stderr: text(&output.stderr) })
+    }
+
+    /// Kills a program and starts it again, as a machine's init or a kubelet would.
+    fn restart(&self, node: &str, program: &str) -> anyhow::Result<()> {
+        const KILL: i32 = 9;
+        self.cluster.signal(node, program, KILL, true)?;
+        self.cluster.start_again(node, program)
+    }
+
+    pub(crate) fn restart_agent(&self, node: &str) -> anyhow::Result<()> {
+        self.restart(node, AGENT)
+    }
+
+    pub(crate) fn restart_kubelet(&self, node: &str) -> anyhow::Result<()> {
+        self.restart(node, "kubelet")
+    }
+
+    pub(crate) fn restart_scheduler(&self) -> anyhow::Result<()> {
+        self.restart(CONTROL, SCHEDULER)
+    }
+
+    /// Makes a GPU fail.
+    pub(crate) fn fault(&self, node: &str, index: usize, kind: FaultKind) -> anyhow::Result<()> {
+        bail!("GPU {index} of {node} cannot be made to fail: {kind}, {}", self.cluster.options.name)
+    }
+
+    /// Mends a GPU.
+    pub(crate) fn recover(&self, node: &str, index: usize) -> anyhow::Result<()> {
+        bail!("GPU {index} of {node} cannot be mended, {}", self.cluster.options.name)
+    }
+
+    pub(crate) fn stop_node(&self, node: &str) -> anyhow::Result<()> {
+        self.cluster.power_off(node)
+    }
+
+    pub(crate) fn start_node(&self, node: &str) -> anyhow::Result<()> {
+        self.cluster.power_on(node)
+    }
+
+    /// Ends the cluster. Where that fails the next one says so.
+    pub(crate) fn stop(self) {
+        drop(Cluster::down(&self.cluster.options.name));
+    }
+
+    /// Makes a definition known, and waits until its objects can be written.
+    async fn define(&self, definition: &Value) -> anyhow::Result<()> {
+        let name = definition["metadata"]["name"].as_str().context("a definition has a name")?;
+        let collection = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let request = http::Request::post(collection)
+            .header("Content-Type", "application/json")
+            .body(serde_json::to_vec(definition)?)?;
+        self.client.request::<Value>(request).await.with_context(|| format!("create {name}"))?;
+        eventually(&format!("{name} is established"), async || {
+            let request = http::Request::get(format!("{collection}/{name}")).body(Vec::new())?;
+            let object: Value = self.client.request(request).await?;
+            let conditions = object["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let established =
+                |condition: &&Value| condition["type"] == "Established" && condition["status"] == "True";
+            conditions.iter().find(established).map(drop).with_context(|| object["status"].to_string())
+        })
+        .await
+    }
+
+    /// Waits until the nodes of a group offer all their GPUs.
+    async fn offered(&self, group: &NodeGroup) -> anyhow::Result<()> {
+        for name in names(group) {
+            eventually(&format!("{name} offers its GPUs"), async || {
+                let request = http::Request::get(format!("/api/v1/nodes/{name}")).body(Vec::new())?;
+                let node: Value = self.client.request(request).await?;
+                let offered = &node["status"]["allocatable"]["nvidia.com/gpu"];
+                let expected = group.gpus_per_node.to_string();
+                ensure!(group.gpus_per_node == 0 || *offered == expected, "{offered} of {expected}");
+                Ok(())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+async fn connect(kubeconfig: &Path) -> anyhow::Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// The names of a group's nodes, as the embedded tier names them.
+fn names(group: &NodeGroup) -> impl Iterator<Item = String> {
+    let prefix = if group.name_prefix.is_empty() { &group.profile } else { &group.name_prefix };
+    (1..=group.count).map(move |number| format!("{prefix}-{number}"))
+}
+
+/// The program that cargo builds beside the tests.
+fn gantry() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("find this program")?;
+    let mut beside = own.ancestors().skip(1).take(2).map(|folder| folder.join("gantry"));
+    beside
+        .find(|path| path.is_file())
+        .with_context(|| format!("no gantry near {}\nhint: cargo build --package gantry-cli", own.display()))
+}
+
+fn program(name: &str, gantry: &Path, arguments: &[&str]) -> Program {
+    let words = std::iter::once(gantry.display().to_string());
+    Program::new(name, words.chain(arguments.iter().map(|word| (*word).to_owned())))
+}
