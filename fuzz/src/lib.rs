@@ -116,6 +116,10 @@ targets! {
     gpu_node: wire::gpu_node, [
         b"{\"gpus\":[{\"id\":\"GPU-a\",\"index\":0,\"minor\":0,\"product\":\"A100\",\"memoryMiB\":81920,\"pciBusId\":\"0000:07:00.0\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"},{\"id\":\"GPU-b\",\"index\":1,\"minor\":1,\"product\":\"A100\",\"memoryMiB\":1,\"pciBusId\":\"\",\"numaNode\":1,\"computeCapability\":\"9.0\",\"health\":\"Unhealthy\",\"fault\":{\"kind\":\"Xid\",\"xid\":79,\"message\":\"m\"}}],\"links\":[{\"kind\":\"NV12\",\"gbPerSecond\":600,\"pairs\":[\"0-1\"]}]}",
     ];
+    nvidia_config: wire::nvidia_config, [
+        b"version: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [envvar, cdi-cri], passDeviceSpecs: true}\n  gfd: {sleepInterval: 1m30s}\nresources: {gpus: [{pattern: \"*A100*\", name: a100}]}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: nvidia.com/gpu, devices: [\"0:1\", 2], replicas: 4}\nimex: {channelIDs: [0]}\n",
+        b"version: v1\nflags: {mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: gpu, rename: x, devices: 2, replicas: 2}]}}\n",
+    ];
     cdi_name: wire::cdi_name, [b"nvidia.com/gpu=0", b"vendor.com/class.sub=a-b:c"];
     cdi_inject: wire::cdi_inject, [
         b"{\"env\":[\"A=1\"],\"deviceNodes\":[{\"path\":\"/dev/a\",\"type\":\"c\",\"major\":1,\"minor\":2,\"permissions\":\"rw\"}],\"hooks\":[{\"hookName\":\"prestart\",\"path\":\"/x\"}],\"mounts\":[{\"hostPath\":\"/a\",\"containerPath\":\"/b\"}],\"additionalGids\":[5]}\0{\"process\":{\"env\":[\"B=2\"],\"user\":{}},\"mounts\":[],\"linux\":{\"devices\":[]}}",

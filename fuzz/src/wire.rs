@@ -1,7 +1,10 @@
 //! Targets of the crates in `wire/`.
 
+use std::collections::BTreeMap;
+
 use gantry_api::{GpuNodeStatus, decode_assignment, encode_assignment};
 use gantry_cdi::{ContainerEdits, DeviceName};
+use gantry_nvidia_config::Config;
 use serde_json::Value;
 
 use crate::input::{pair, text};
@@ -44,5 +47,26 @@ pub(crate) fn cdi_inject(data: &[u8]) {
     if let Err(error) = gantry_cdi::apply(&edits, &mut edited) {
         assert!(!error.to_string().is_empty());
         assert_eq!(edited, config);
+    }
+}
+
+/// NVIDIA's configuration file: what is accepted holds what later code relies on, and is read the same again; a refusal has words.
+pub(crate) fn nvidia_config(data: &[u8]) {
+    let text = text(data);
+    let load = || Config::load(&BTreeMap::new(), &BTreeMap::new(), Some(&text));
+    match load() {
+        Ok(config) => {
+            assert!(!config.plugin.device_list_strategies.is_empty());
+            assert!(config.driver_root.is_absolute() && config.dev_root.is_absolute());
+            for shared in config.sharing.iter().flat_map(|sharing| &sharing.resources) {
+                assert!((2..=1000).contains(&shared.replicas));
+                assert!(shared.offered_as().as_str().len() <= 63);
+            }
+            assert_eq!(load(), Ok(config));
+        }
+        Err(error) => {
+            let text = error.to_string();
+            assert!(!text.is_empty() && text.len() < 2_000, "{text}");
+        }
     }
 }
