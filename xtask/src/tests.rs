@@ -1,19 +1,80 @@
 //! `cargo xtask test`: what CI runs, in the order that fails soonest.
 
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::cargo::cargo;
+use anyhow::{Context as _, bail};
+
+use crate::cargo::{cargo, root};
 use crate::{generated, tidy};
 
 /// Which part of the tests to run.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Leave out the end-to-end tests.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "tier")]
     quick: bool,
+    /// Only the end-to-end tests, on this kind of cluster.
+    #[arg(long)]
+    tier: Option<Tier>,
+}
+
+/// A kind of cluster on which end-to-end tests run.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Tier {
+    /// Everything in one process, with simulated nodes.
+    Embedded,
+    /// Kubernetes' own programs and real containers; needs Go and root.
+    Kubernetes,
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    if options.tier.is_none() {
+        checks()?;
+    }
+    let tiers = match options.tier {
+        _ if options.quick => {
+            println!("end-to-end tests: skipped, because --quick was given");
+            vec![]
+        }
+        None => vec![Tier::Embedded, Tier::Kubernetes],
+        Some(tier) => vec![tier],
+    };
+    let mut counts = Vec::new();
+    for tier in tiers {
+        match (tier, missing()) {
+            (Tier::Embedded, _) => {
+                let environment = [("GANTRY_TIER", "embedded")];
+                step("end-to-end tests, embedded tier", || {
+                    counts.push(("embedded", end_to_end(&environment, &[])?));
+                    Ok(())
+                })?;
+            }
+            (Tier::Kubernetes, None) => step("end-to-end tests, Kubernetes tier", || {
+                counts.push(("Kubernetes", kubernetes()?));
+                Ok(())
+            })?,
+            (Tier::Kubernetes, Some(reason))
+                if options.tier.is_some() || std::env::var_os("CI").is_some() =>
+            {
+                bail!("the Kubernetes tier cannot run: {reason}");
+            }
+            (Tier::Kubernetes, Some(reason)) => {
+                println!("end-to-end tests, Kubernetes tier: skipped: {reason}");
+            }
+        }
+    }
+    for (tier, Count { passed, ignored }) in counts {
+        println!("{tier} tier: {passed} end-to-end tests passed, {ignored} skipped");
+    }
+    println!("all tests passed");
+    Ok(())
+}
+
+/// All that needs no cluster.
+fn checks() -> anyhow::Result<()> {
     step("format", || {
         cargo(&["fmt", "--all", "--check"])?;
         cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"])
@@ -28,14 +89,80 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     step("generated code", || generated::code(true))?;
     step("fuzz targets, over their seeds", || {
         cargo(&["test", "--manifest-path", "fuzz/Cargo.toml", "--locked", "--quiet"])
-    })?;
-    if options.quick {
-        println!("end-to-end tests: skipped, because --quick was given");
+    })
+}
+
+/// What the Kubernetes tier lacks on this machine.
+fn missing() -> Option<&'static str> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    let root =
+        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if !found("go") {
+        Some("there is no `go` on the PATH, with which Kubernetes is built; see https://go.dev/doc/install")
+    } else if !root {
+        Some("nodes are made of namespaces and control groups, which takes root")
+    } else if !found("nsenter") || !found("ip") {
+        Some("`nsenter` or `ip` is not on the PATH: apt-get install util-linux iproute2")
     } else {
-        step("end-to-end tests", || cargo(&["test", "--package", "gantry-testkit", "--locked", "--quiet"]))?;
+        None
     }
-    println!("all tests passed");
-    Ok(())
+}
+
+/// The end-to-end tests on real Kubernetes, one cluster at a time.
+fn kubernetes() -> anyhow::Result<Count> {
+    let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
+    let tier = |arguments: &[&str]| cargo(&[fixed.as_slice(), arguments].concat());
+    // Programs that the tests start, and find beside themselves.
+    cargo(&["build", "--quiet", "--locked", "--package", "gantry-kubernetes", "--package", "gantry-cli"])?;
+    tier(&["build"])?;
+    let result = end_to_end(&[("GANTRY_TIER", "kubernetes")], &["--test-threads=1"]);
+    // A test that failed leaves its cluster.
+    tier(&["down", "--name", "lab"])?;
+    result
+}
+
+/// How many tests there were.
+#[derive(Default)]
+struct Count {
+    passed: usize,
+    ignored: usize,
+}
+
+/// Runs the end-to-end tests and counts them.
+fn end_to_end(environment: &[(&str, &str)], arguments: &[&str]) -> anyhow::Result<Count> {
+    let fixed = ["test", "--package", "gantry-testkit", "--locked", "--quiet", "--"];
+    let words: Vec<&str> = fixed.into_iter().chain(arguments.iter().copied()).collect();
+    eprintln!("$ cargo {}", words.join(" "));
+    let program = std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from);
+    let mut child = Command::new(program)
+        .args(&words)
+        .envs(environment.iter().copied())
+        .current_dir(root())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start cargo test")?;
+    let mut count = Count::default();
+    let output = child.stdout.take().context("invariant: standard output is piped")?;
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        println!("{line}");
+        if let Some(result) = line.strip_prefix("test result: ") {
+            count.passed += number(result, " passed");
+            count.ignored += number(result, " ignored");
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("cargo {} failed: {status}", words.join(" "));
+    }
+    Ok(count)
+}
+
+/// The number before a word, as in `ok. 12 passed; 0 failed`.
+fn number(text: &str, word: &str) -> usize {
+    let before = text.split(word).next().unwrap_or_default();
+    before.rsplit(' ').next().and_then(|digits| digits.parse().ok()).unwrap_or_default()
 }
 
 #[expect(
@@ -48,4 +175,16 @@ fn step(name: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<
     run()?;
     println!("── {name}: {} s", start.elapsed().as_secs());
     Ok(())
+}
+
+#[cfg(test)]
+mod test {
+    use super::number;
+
+    #[test]
+    fn results_of_tests_are_counted() {
+        let line = "ok. 61 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 87.12s";
+        assert_eq!((number(line, " passed"), number(line, " ignored")), (61, 2));
+        assert_eq!(number("FAILED. nothing", " passed"), 0);
+    }
 }

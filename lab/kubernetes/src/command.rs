@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
-use crate::build::Artefacts;
+use crate::build::{Artefacts, Version};
 use crate::cache::Cache;
 use crate::cluster::{self, Cluster, NodeOptions, Options};
 use crate::init;
@@ -28,6 +28,12 @@ enum Command {
     Status(Name),
     /// Run a command in a node, with kubectl, crictl and ctr on its path.
     Exec(Exec),
+    /// Build what is missing of a version, and tell where its programs are.
+    Build {
+        /// The Kubernetes version: 1.37, 1.34 or latest.
+        #[arg(long, default_value = "latest", env = "GANTRY_KUBERNETES_VERSION")]
+        version: String,
+    },
     /// Build helm and tell where it is.
     Helm,
     #[command(hide = true)]
@@ -104,6 +110,10 @@ pub fn main() -> anyhow::Result<i32> {
             let folder = std::env::current_dir().context("find the working folder")?;
             let status = Cluster::open(&name.name)?.command(&node, &folder)?.args(command).status()?;
             return Ok(status.code().unwrap_or(1));
+        }
+        Command::Build { version } => {
+            let artefacts = Artefacts::build(&Cache::of_user()?, Version::named(&version)?)?;
+            println!("{}", artefacts.bin.display());
         }
         Command::Helm => println!("{}", Artefacts::helm(&Cache::of_user()?)?.display()),
         Command::Supervise { options } => {
