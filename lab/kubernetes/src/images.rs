@@ -16,6 +16,20 @@ use crate::registry::Registry;
 /// How often containerd is asked whether it takes images, before its answer is an error.
 const ATTEMPTS: u32 = 200;
 
+/// What runs in place of the work that an image of this name would do: it says so, and waits.
+const WORKLOAD: &str = r#"#!/bin/sh
+echo "this program stands in for the image's own: $*"
+trap 'exit 0' TERM
+sleep infinity &
+wait
+"#;
+
+/// Stands in for Python: answers how many GPUs there are, where it is asked, and then waits too.
+const PYTHON: &str = r#"#!/bin/sh
+case "$*" in *device_count*) ls /dev | grep -c '^nvidia[0-9]' ;; esac
+exec workload python "$@"
+"#;
+
 /// What a cluster's nodes run without the world outside.
 #[derive(Debug)]
 pub(crate) struct Images {
@@ -31,7 +45,7 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Im
     let listed = Command::new(&busybox).arg("--list").output();
     let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
     let version = artefacts.debian.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let folder = cache.built(&format!("images-1-{version}"), |folder| {
+    let folder = cache.built(&format!("images-2-{version}"), |folder| {
         let base = |name: &str| {
             let mut image = Image::new(name)
                 .uncompressed()
@@ -50,7 +64,10 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Im
         base("localhost/busybox:1").command(["/bin/sh"]).write(&folder.join("busybox.tar"))?;
         let own = std::env::current_exe().context("find this program")?;
         base("localhost/workload:1")
-            .command(["/bin/sh"])
+            .command(["workload"])
+            .bytes("/usr/local/bin/workload", WORKLOAD, 0o755)
+            .bytes("/usr/bin/python", PYTHON, 0o755)
+            .symlink("/usr/bin/python3", "python")
             .libraries_of(own)
             .library("libm.so.6")
             .library("libdl.so.2")

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests; what is skipped says so")]
 
 mod bad_input;
+mod chain;
 mod examples;
 mod faults;
 mod kept;
