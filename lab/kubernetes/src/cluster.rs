@@ -169,6 +169,11 @@ impl Cluster {
         Ok(&self.node(node)?.plan.folder)
     }
 
+    /// A node's file system as this machine reaches it, with what is mounted in the node alone.
+    pub fn root(&self, node: &str) -> anyhow::Result<PathBuf> {
+        Ok(PathBuf::from(format!("/proc/{}/root", self.node(node)?.pid)))
+    }
+
     /// The log of a program of a node.
     pub fn log(&self, node: &str, program: &str) -> anyhow::Result<PathBuf> {
         Ok(self.node(node)?.plan.log(program))

@@ -1,5 +1,6 @@
 //! A cluster that lives as long as a test.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tempfile::TempDir;
 use crate::Output;
 use crate::embedded::Embedded;
 use crate::real::Real;
+use crate::{RealContainer, truth};
 
 /// How long a test waits for a state that must come. Only a failing test waits that long.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,27 +36,31 @@ enum Tier {
 impl Lab {
     /// Starts a cluster with `nodes` as pairs of a GPU profile and a number of nodes with eight GPUs each.
     pub async fn start(nodes: &[(&str, u32)]) -> anyhow::Result<Self> {
-        let groups = nodes
-            .iter()
-            .map(|&(profile, count)| NodeGroup {
-                profile: profile.to_owned(),
-                count,
-                gpus_per_node: 8,
-                ..NodeGroup::default()
-            })
-            .collect();
-        Self::start_with(groups).await
+        Self::start_with(groups(nodes)).await
     }
 
     /// Starts a cluster with these groups of nodes.
     pub async fn start_with(nodes: Vec<NodeGroup>) -> anyhow::Result<Self> {
+        Self::start_tier(nodes, false).await
+    }
+
+    /// Starts a cluster in which Kubernetes' own scheduler takes the pods that name none, and Gantry's those that name it.
+    ///
+    /// # Errors
+    /// On the embedded tier, which has no other scheduler.
+    pub async fn start_beside_the_stock_scheduler(nodes: &[(&str, u32)]) -> anyhow::Result<Self> {
+        anyhow::ensure!(Self::on_kubernetes(), "the embedded tier has no other scheduler");
+        Self::start_tier(groups(nodes), true).await
+    }
+
+    async fn start_tier(nodes: Vec<NodeGroup>, stock_scheduler: bool) -> anyhow::Result<Self> {
         gantry_kit::install_crypto();
         // Unix socket paths are short: the folder lies directly under /tmp.
         let folder = tempfile::Builder::new().prefix("gl").tempdir_in("/tmp")?;
-        let tier = match std::env::var("GANTRY_TIER").as_deref() {
-            Err(_) | Ok("embedded") => Tier::Embedded(Embedded::start(nodes, folder.path()).await?),
-            Ok("kubernetes") => Tier::Kubernetes(Real::start(&nodes).await?),
-            Ok(other) => bail!("GANTRY_TIER={other}: must be embedded or kubernetes"),
+        let tier = if Self::on_kubernetes() {
+            Tier::Kubernetes(Real::start(&nodes, stock_scheduler).await?)
+        } else {
+            Tier::Embedded(Embedded::start(nodes, folder.path()).await?)
         };
         let client = match &tier {
             Tier::Embedded(embedded) => embedded.cluster.client(),
@@ -63,9 +69,16 @@ impl Lab {
         Ok(Self { tier, client, folder })
     }
 
-    /// Whether the cluster is real Kubernetes, where a few things take longer or are not simulated.
-    pub fn is_kubernetes(&self) -> bool {
-        matches!(self.tier, Tier::Kubernetes(_))
+    /// Whether clusters are real Kubernetes.
+    ///
+    /// # Panics
+    /// For a tier that does not exist.
+    pub fn on_kubernetes() -> bool {
+        match std::env::var("GANTRY_TIER").as_deref() {
+            Err(_) | Ok("embedded") => false,
+            Ok("kubernetes") => true,
+            Ok(other) => panic!("GANTRY_TIER={other}: must be embedded or kubernetes"),
+        }
     }
 
     /// A client that may do everything.
@@ -134,6 +147,37 @@ impl Lab {
         match &self.tier {
             Tier::Embedded(embedded) => Ok(embedded.cluster.start_node(node).await?),
             Tier::Kubernetes(real) => real.start_node(node),
+        }
+    }
+
+    /// Kills a program of a real node, or of the control plane on [`gantry_kubernetes::CONTROL`], and starts it again.
+    ///
+    /// # Errors
+    /// On the embedded tier, which has no such programs.
+    pub fn restart_program(&self, machine: &str, program: &str) -> anyhow::Result<()> {
+        self.real()?.restart(machine, program)
+    }
+
+    /// What the containers of a real node really have.
+    ///
+    /// # Errors
+    /// On the embedded tier, and where the node's runtime cannot be read.
+    pub fn containers(&self, node: &str) -> anyhow::Result<Vec<RealContainer>> {
+        truth::containers(&self.real()?.root(node)?)
+    }
+
+    /// The ids of `nvidia.com/gpu` that a real node's kubelet says it has granted, by `NAMESPACE/POD/CONTAINER`.
+    ///
+    /// # Errors
+    /// On the embedded tier, and where the kubelet does not answer.
+    pub async fn granted(&self, node: &str) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
+        truth::kubelet(&self.real()?.root(node)?).await
+    }
+
+    fn real(&self) -> anyhow::Result<&Real> {
+        match &self.tier {
+            Tier::Kubernetes(real) => Ok(real),
+            Tier::Embedded(_) => bail!("only the Kubernetes tier has programs and containers of its own"),
         }
     }
 
@@ -258,6 +302,16 @@ impl Lab {
             Tier::Kubernetes(real) => real.stop(),
         }
     }
+}
+
+fn groups(nodes: &[(&str, u32)]) -> Vec<NodeGroup> {
+    let group = |&(profile, count): &(&str, u32)| NodeGroup {
+        profile: profile.to_owned(),
+        count,
+        gpus_per_node: 8,
+        ..NodeGroup::default()
+    };
+    nodes.iter().map(group).collect()
 }
 
 /// What the API server answered.

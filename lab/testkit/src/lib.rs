@@ -13,6 +13,8 @@ mod embedded;
 mod kubectl;
 mod lab;
 mod real;
+mod truth;
 
 pub use kubectl::{Kubectl, Output, kubectls};
 pub use lab::{Answer, Lab, eventually};
+pub use truth::RealContainer;

@@ -22,8 +22,9 @@ const AGENT: &str = "gantry-agent";
 const SCHEDULER: &str = "gantry-scheduler";
 const CONTROLLERS: &str = "gantry-controllers";
 
-/// Names of schedulers whose pods Gantry's takes: Kubernetes' own does not run.
+/// Names of schedulers whose pods Gantry's takes: where Kubernetes' own does not run, and beside it.
 const SCHEDULER_NAMES: &str = "default-scheduler,gantry-scheduler,volcano";
+const OWN_SCHEDULER_NAMES: &str = "gantry-scheduler,volcano";
 
 /// A cluster of real Kubernetes.
 pub(crate) struct Real {
@@ -33,7 +34,7 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    pub(crate) async fn start(groups: &[NodeGroup]) -> anyhow::Result<Self> {
+    pub(crate) async fn start(groups: &[NodeGroup], stock_scheduler: bool) -> anyhow::Result<Self> {
         let turn = TURN.lock().await;
         let gantry = gantry()?;
         let mut nodes = Vec::new();
@@ -58,7 +59,7 @@ impl Real {
             name: NAME.to_owned(),
             version: std::env::var("GANTRY_KUBERNETES_VERSION").unwrap_or_else(|_| "latest".to_owned()),
             nodes,
-            scheduler: false,
+            scheduler: stock_scheduler,
         };
         Cluster::down(NAME)?;
         let cluster = tokio::task::spawn_blocking(move || Cluster::up(&options)).await??;
@@ -66,7 +67,8 @@ impl Real {
         for definition in gantry_api::crds() {
             real.define(&definition).await?;
         }
-        let scheduler = ["scheduler", "--scheduler-name", SCHEDULER_NAMES];
+        let names = if stock_scheduler { OWN_SCHEDULER_NAMES } else { SCHEDULER_NAMES };
+        let scheduler = ["scheduler", "--scheduler-name", names];
         real.cluster.start(CONTROL, program(SCHEDULER, &gantry, &scheduler))?;
         real.cluster.start(CONTROL, program(CONTROLLERS, &gantry, &["controllers"]))?;
         for (node, program) in programs {
@@ -112,10 +114,15 @@ impl Real {
     }
 
     /// Kills a program and starts it again, as a machine's init or a kubelet would.
-    fn restart(&self, node: &str, program: &str) -> anyhow::Result<()> {
+    pub(crate) fn restart(&self, node: &str, program: &str) -> anyhow::Result<()> {
         const KILL: i32 = 9;
         self.cluster.signal(node, program, KILL, true)?;
         self.cluster.start_again(node, program)
+    }
+
+    /// A node's file system.
+    pub(crate) fn root(&self, node: &str) -> anyhow::Result<PathBuf> {
+        self.cluster.root(node)
     }
 
     pub(crate) fn restart_agent(&self, node: &str) -> anyhow::Result<()> {

@@ -8,3 +8,4 @@ mod faults;
 mod kept;
 mod kubectl_matrix;
 mod pitfalls;
+mod stress;
