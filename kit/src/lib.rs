@@ -11,16 +11,20 @@
 //! Sleeping is always `tokio::time`, which a paused runtime turns into virtual time.
 
 mod clock;
+mod endpoints;
 mod hash;
 mod ids;
+mod metrics;
 mod panics;
 mod process;
 mod stamp;
 mod tasks;
 
 pub use clock::{Clock, ManualClock, SharedClock, SystemClock, VirtualClock};
+pub use endpoints::{Readiness, serve_endpoints};
 pub use hash::{fnv1a_32, fnv1a_64};
 pub use ids::{IdSource, RandomIds, SeededIds, SharedIds, suffix_letters, uuid_v4};
+pub use metrics::{Counter, Gauge, Metrics};
 pub use panics::catch_panic;
 pub use process::{init_logging, install_crypto, shutdown_signal};
 pub use stamp::{micro_stamp, stamp};

@@ -3,10 +3,12 @@
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// Sends `tracing` events to standard error, filtered by `GANTRY_LOG` or else by `default`
+/// Sends `tracing` events to standard error, filtered by `GANTRY_LOG`, else `RUST_LOG`, else by `default`
 /// (a directive list such as `info,gantry_agent=debug`). Later calls have no effect.
 pub fn init_logging(default: &str, json: bool) {
-    let filter = EnvFilter::try_from_env("GANTRY_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let filter = EnvFilter::try_from_env("GANTRY_LOG")
+        .or_else(|_| EnvFilter::try_from_default_env())
+        .unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_span_events(FmtSpan::NONE)

@@ -17,6 +17,7 @@
 //! Time stamps come from the clock and names from the ids that [`Options`] carries, so that a run in virtual time repeats itself.
 
 mod cluster;
+mod metrics;
 mod service;
 mod writes;
 

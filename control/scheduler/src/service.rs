@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::stream::{self, BoxStream, StreamExt};
 use gantry_api::GpuNode;
 use gantry_engine::{Decision, Event, Explanation, Millis, State};
-use gantry_kit::{CancellationToken, SharedClock, SharedIds, stamp};
+use gantry_kit::{CancellationToken, Metrics, SharedClock, SharedIds, stamp};
 use gantry_model::{Assignment, GpuId, PodKey, Reason};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject};
@@ -20,6 +20,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::Error;
 use crate::cluster::{Cluster, Notice};
+use crate::metrics::{self, Outcome as Counted};
 use crate::writes::{self, EventType, PodEvent, camel_case};
 
 /// The values of `spec.schedulerName` that a scheduler serves unless it is told otherwise.
@@ -42,6 +43,8 @@ pub struct Options {
     pub notices_in_flight: usize,
     /// How long to wait for the agent of a node that offers GPUs before the GPUs are only counted and the kubelet chooses.
     pub agent_grace: Duration,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 impl std::fmt::Debug for Options {
@@ -61,6 +64,7 @@ impl Options {
             binds_in_flight: 128,
             notices_in_flight: 16,
             agent_grace: Duration::from_secs(10),
+            metrics: Metrics::default(),
         }
     }
 }
@@ -165,6 +169,7 @@ impl Scheduler {
         if options.scheduler_names.is_empty() {
             return Err(Error::NoSchedulerName);
         }
+        metrics::begin(&options.metrics);
         let (sender, inputs) = mpsc::unbounded_channel();
         let handle = Handle { inputs: sender.clone() };
         let work = Work {
@@ -269,14 +274,21 @@ impl Work {
                     let (reason, message) = (camel_case(entry.slug), advice.to_string());
                     self.write_event(PodEvent { pod, kind: EventType::Warning, reason, message, suffix });
                 }
-                Notice::Refused(pod, reason) => self.say_unschedulable(pod, reason.to_string()),
+                Notice::Refused(pod, reason) => {
+                    metrics::decided(&self.options.metrics, Counted::Refused);
+                    metrics::refused(&self.options.metrics, &reason);
+                    self.say_unschedulable(pod, reason.to_string());
+                }
             }
         }
     }
 
     fn act(&mut self, decision: Decision) {
         match decision {
-            Decision::Unschedulable { pod, refusals } => self.say_unschedulable(pod, refusals.to_string()),
+            Decision::Unschedulable { pod, refusals } => {
+                metrics::unschedulable(&self.options.metrics, &refusals);
+                self.say_unschedulable(pod, refusals.to_string());
+            }
             Decision::Bind { pod, assignment } => {
                 let (client, inputs, turns) =
                     (self.options.client.clone(), self.inputs.clone(), self.binds.clone());
@@ -303,6 +315,7 @@ impl Work {
         match outcome {
             Outcome::Done => {
                 self.state.apply(Event::BindSucceeded { uid });
+                metrics::decided(&self.options.metrics, Counted::Bound);
                 let gpus: Vec<_> = assignment.gpus().into_iter().map(GpuId::as_str).collect();
                 let with = if gpus.is_empty() { String::new() } else { format!(" with {}", gpus.join(", ")) };
                 let message = format!("Successfully assigned {pod} to {}{with}", assignment.node);
@@ -318,6 +331,7 @@ impl Work {
             Outcome::Failed(message) => {
                 tracing::warn!(%pod, node = &*assignment.node, %message, "binding failed");
                 self.state.apply(Event::BindFailed { uid, message: message.clone(), now: self.now() });
+                metrics::decided(&self.options.metrics, Counted::BindFailed);
                 self.say_unschedulable(pod, Reason::BindFailed { message }.to_string());
             }
         }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::serve::agent::AgentOptions;
+use crate::serve::control::{ControllersOptions, SchedulerOptions};
 use crate::up::nodes::NodesFlag;
 
 /// Gantry makes the GPUs of a Kubernetes cluster schedulable, shareable, isolated and measured.
@@ -49,6 +51,12 @@ pub(crate) enum Command {
     Why(WhyOptions),
     /// Make a GPU of a cluster that `up` runs here fail, or mend it.
     Fault(FaultOptions),
+    /// Run the node agent, which offers the GPUs of this node to its kubelet.
+    Agent(Box<AgentOptions>),
+    /// Run the scheduler.
+    Scheduler(Box<SchedulerOptions>),
+    /// Run the controllers of Volcano's Jobs and their PodGroups, where Volcano itself does not run.
+    Controllers(Box<ControllersOptions>),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   args ──▶ up, down, fault   a cluster on this machine   (lab)
-//!        └─▶ get, describe, why   any cluster, through kube::Client   (view)
+//!        ├─▶ get, describe, why   any cluster, through kube::Client   (view)
+//!        └─▶ agent, scheduler, controllers   the processes that run in a cluster   (serve)
 //! ```
 //!
 //! Standard output has what the command was asked for: a table, a document, an explanation, or what an action came to, such as
@@ -28,6 +29,7 @@ mod gpus;
 mod hint;
 mod instance;
 mod output;
+mod serve;
 mod up;
 mod why;
 
@@ -68,6 +70,13 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         Command::Why(options) => runtime()?.block_on(why::run(&args.connection, &options)),
         Command::Fault(options) => runtime()?.block_on(fault::run(&args.connection, &options)),
+        Command::Agent(options) => runtime()?.block_on(serve::agent::run(&args.connection, *options)),
+        Command::Scheduler(options) => {
+            runtime()?.block_on(serve::control::scheduler(&args.connection, *options))
+        }
+        Command::Controllers(options) => {
+            runtime()?.block_on(serve::control::controllers(&args.connection, *options))
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut script);

@@ -1,0 +1,201 @@
+//! `gantry agent`: the node agent.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use gantry_agent::{Agent, Handle, IdentityMode};
+use gantry_gpu::{GpuBackend, Profile, SimGpus};
+use gantry_kit::SystemClock;
+use tokio::time::sleep;
+
+use super::{Process, ProcessOptions};
+use crate::args::Connection;
+use crate::hint;
+
+/// Waits between attempts to reach the driver: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+#[derive(clap::Args)]
+pub(crate) struct AgentOptions {
+    /// The name of this node's Node object.
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node_name: Option<String>,
+    /// The kubelet's folder, with device-plugins/ in it.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet", env = "GANTRY_KUBELET_ROOT")]
+    kubelet_root: PathBuf,
+    /// Where CDI files go; the container runtime must look there.
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi", env = "GANTRY_CDI_DIR")]
+    cdi_dir: PathBuf,
+    /// Where the driver is installed, as the host sees it.
+    #[arg(long, value_name = "DIR", default_value = "/", env = "NVIDIA_DRIVER_ROOT")]
+    driver_root: PathBuf,
+    /// Where the checkpoint goes; must outlive the agent.
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/gantry", env = "GANTRY_STATE_DIR")]
+    state_dir: PathBuf,
+    /// The resource that is offered.
+    #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu", env = "GANTRY_RESOURCE")]
+    resource: String,
+    /// Who decides which GPU a container gets.
+    #[arg(long, value_name = "MODE", default_value = "auto", env = "GANTRY_IDENTITY")]
+    identity: Identity,
+    /// Offer simulated GPUs instead of the driver's, such as a100-80 or t4:2; 8 unless told otherwise.
+    #[arg(long, value_name = "PROFILE[:COUNT]", env = "GANTRY_SIMULATE")]
+    simulate: Option<Simulated>,
+    #[command(flatten)]
+    process: ProcessOptions,
+}
+
+/// Who decides which GPU a container gets.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Identity {
+    /// Whatever this node can do.
+    Auto,
+    /// The scheduler; the container runtime tells whose container is created, through NRI.
+    Nri,
+    /// The kubelet.
+    Kubelet,
+}
+
+/// The value of `--simulate`.
+#[derive(Debug, Clone, Copy)]
+struct Simulated {
+    profile: &'static Profile,
+    count: usize,
+}
+
+impl std::str::FromStr for Simulated {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, count) = match text.split_once(':') {
+            None => (text, 8),
+            Some((name, count)) => {
+                let count = count.parse().map_err(|_| {
+                    format!(
+                        "number of GPUs {count:?} is no whole number; write PROFILE[:COUNT], as in a100-80:4"
+                    )
+                })?;
+                (name, count)
+            }
+        };
+        let profile = Profile::named(name).map_err(|error| error.to_string())?;
+        // The backend knows how many it can have.
+        SimGpus::new(profile, count, "node", 0).map_err(|error| error.to_string())?;
+        Ok(Self { profile, count })
+    }
+}
+
+pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyhow::Result<()> {
+    let node_name = options.node_name.clone().filter(|name| !name.is_empty()).ok_or_else(|| {
+        hint::error(
+            "the name of this node is not known",
+            "--node-name NAME, or NODE_NAME from the pod's spec.nodeName; kubectl get nodes lists the names",
+        )
+    })?;
+    let client = super::client(connection).await?;
+    let process = Process::start("agent", &options.process).await?;
+    process.readiness.wait_for("kubelet", "not registered yet");
+    let Some((agent, handle)) = prepare(&process, &options, &node_name, client).await? else {
+        process.stop().await;
+        return Ok(());
+    };
+    watch(&process, handle);
+    agent.run(process.tasks.token().clone()).await;
+    process.stop().await;
+    Ok(())
+}
+
+/// An agent with GPUs, as soon as the driver answers; none if told to stop before.
+async fn prepare(
+    process: &Process,
+    options: &AgentOptions,
+    node_name: &str,
+    client: kube::Client,
+) -> anyhow::Result<Option<(Agent, Handle)>> {
+    let identity = match options.identity {
+        Identity::Auto | Identity::Kubelet => IdentityMode::Kubelet,
+        Identity::Nri => {
+            return Err(hint::error(
+                "--identity nri: this version does not speak NRI yet",
+                "--identity auto",
+            ));
+        }
+    };
+    let mut delay = RETRY.0;
+    loop {
+        let attempt = backend(options, node_name)?.map_err(gantry_agent::Error::from).and_then(|backend| {
+            Agent::new(gantry_agent::Options {
+                node_name: node_name.to_owned(),
+                backend,
+                identity,
+                resource: options.resource.clone(),
+                kubelet_dir: options.kubelet_root.join("device-plugins"),
+                cdi_dir: options.cdi_dir.clone(),
+                driver_root: options.driver_root.clone(),
+                state_dir: options.state_dir.clone(),
+                client: Some(client.clone()),
+                clock: Arc::new(SystemClock),
+                watch: None,
+            })
+        });
+        let error = match attempt {
+            Ok(agent) => {
+                process.readiness.met("driver");
+                return Ok(Some(agent));
+            }
+            Err(gantry_agent::Error::Gpu(error)) => error,
+            Err(error) => return Err(error).context("start the agent"),
+        };
+        process.readiness.wait_for("driver", error.to_string());
+        tracing::warn!(%error, retry_in_seconds = delay.as_secs(), "the GPUs cannot be asked yet");
+        if process.tasks.token().run_until_cancelled(sleep(delay)).await.is_none() {
+            return Ok(None);
+        }
+        delay = (delay * 2).min(RETRY.1);
+    }
+}
+
+/// The GPUs, if they answer; the outer error cannot get better by waiting.
+fn backend(
+    options: &AgentOptions,
+    node_name: &str,
+) -> anyhow::Result<Result<Arc<dyn GpuBackend>, gantry_gpu::Error>> {
+    match options.simulate {
+        Some(Simulated { profile, count }) => {
+            Ok(SimGpus::new(profile, count, node_name, 0).map(|gpus| gpus as Arc<dyn GpuBackend>))
+        }
+        None => Err(hint::error("this version does not speak to the driver yet", "--simulate a100-80:8")),
+    }
+}
+
+/// Keeps endpoints and metrics true while the agent runs.
+fn watch(process: &Process, handle: Handle) {
+    let metrics = &process.metrics;
+    let count = |healthy: bool| {
+        let handle = handle.clone();
+        move || {
+            let count = handle.gpus().iter().filter(|gpu| gpu.health.is_healthy() == healthy).count();
+            i64::try_from(count).unwrap_or(i64::MAX)
+        }
+    };
+    let help = "GPUs of the node, by health.";
+    metrics.ask("gauge", "gantry_agent_gpus", help, &[("health", "healthy")], count(true));
+    metrics.ask("gauge", "gantry_agent_gpus", help, &[("health", "unhealthy")], count(false));
+    let mut registrations = handle.registrations();
+    let registered = registrations.clone();
+    metrics.ask(
+        "counter",
+        "gantry_agent_registrations_total",
+        "Registrations of the device plugin with the kubelet.",
+        &[],
+        move || i64::try_from(*registered.borrow()).unwrap_or(i64::MAX),
+    );
+    let readiness = process.readiness.clone();
+    process.tasks.spawn_until_cancelled(async move {
+        if registrations.wait_for(|count| *count > 0).await.is_ok() {
+            readiness.met("kubelet");
+        }
+    });
+}
