@@ -124,6 +124,11 @@ targets! {
     cdi_inject: wire::cdi_inject, [
         b"{\"env\":[\"A=1\"],\"deviceNodes\":[{\"path\":\"/dev/a\",\"type\":\"c\",\"major\":1,\"minor\":2,\"permissions\":\"rw\"}],\"hooks\":[{\"hookName\":\"prestart\",\"path\":\"/x\"}],\"mounts\":[{\"hostPath\":\"/a\",\"containerPath\":\"/b\"}],\"additionalGids\":[5]}\0{\"process\":{\"env\":[\"B=2\"],\"user\":{}},\"mounts\":[],\"linux\":{\"devices\":[]}}",
     ];
+    shim_request: wire::shim_request, [
+        b"{\"v\":1,\"pod\":{\"namespace\":\"ml\",\"name\":\"train-0\",\"uid\":\"7f3c\"},\"container\":\"main\",\"slots\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n",
+    ];
+    shim_answer: wire::shim_answer, [b"{\"v\":1,\"devices\":[\"nvidia.com/gpu=0\"]}\n", b"{\"v\":1,\"refused\":\"no\"}\n"];
+    shim_slots: wire::shim_slots, [b"GANTRY_SLOTS=slot-3,slot-0\0GANTRY_SLOTS_1=mig-0\0PATH=/bin", b"GANTRY_SLOTS=a\0GANTRY_SLOTS=b,c"];
     http_path: gantry_apiserver::fuzzing::path, [
         b"/api/v1/namespaces/x/pods/y/log", b"/apis/apps/v1/namespaces/x/deployments/", b"/apis/g.io/v1/things/a%2Fb/status",
         b"/api/v1/namespaces/x/finalize", b"/openapi/v3/apis/apps/v1", b"//api//v1/nodes/%zz/%e9",

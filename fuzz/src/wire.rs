@@ -70,3 +70,39 @@ pub(crate) fn nvidia_config(data: &[u8]) {
         }
     }
 }
+
+/// What the OCI shim asks: what is read is written as a line that says the same.
+pub(crate) fn shim_request(data: &[u8]) {
+    match gantry_shim::Request::decode(data) {
+        Ok(request) => {
+            let line = request.encode().expect("what is read can be written");
+            assert_eq!(gantry_shim::Request::decode(&line).ok(), Some(request));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// What the agent answers.
+pub(crate) fn shim_answer(data: &[u8]) {
+    match gantry_shim::Answer::decode(data) {
+        // A refusal that is too long is cut, once.
+        Ok(answer) => {
+            let line = answer.encode().expect("what is read can be written");
+            let again = gantry_shim::Answer::decode(&line).expect("what is written can be read");
+            assert_eq!(again.encode().ok(), Some(line));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// The slots in an environment.
+pub(crate) fn shim_slots(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match gantry_shim::slots_of(text.split('\0')) {
+        Ok(slots) => {
+            let value = gantry_shim::encode_slots(&slots);
+            assert_eq!(gantry_shim::decode_slots(gantry_shim::SLOTS_VARIABLE, &value).ok(), Some(slots));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
