@@ -181,6 +181,7 @@ targets! {
         b"{\"version\":1,\"node\":\"node-1\",\"inventory\":{\"gpus\":[{\"id\":\"GPU-a\",\"index\":0,\"minor\":0,\"product\":\"A100\",\"memoryMiB\":81920,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"},{\"id\":\"GPU-b\",\"index\":1,\"minor\":1,\"product\":\"A100\",\"memoryMiB\":1,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"}],\"links\":[{\"kind\":\"NV4\",\"gbPerSecond\":100,\"pairs\":[\"0-1\"]}]}}\n{\"slots\":[\"GPU-b\",\"GPU-a\"],\"pods\":[{\"namespace\":\"d\",\"name\":\"p\",\"uid\":\"u\",\"containers\":{\"c\":{\"devices\":[\"slot-0\"],\"gpus\":[\"GPU-b\"]}}}]}\n",
         b"00000000 {\"version\":1}\n00000000 {}\n",
     ];
+    pci_config: gantry_gpu::fuzzing::pci_config, [b"\xde\x10\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\0\0\0\x09\0\x1bVF\0\x16460.16\0\0\0\0r460_00\0\0\0"];
     kubelet_checkpoint: gantry_cluster::fuzzing::checkpoint, [
         b"{\"PodDeviceEntries\":[{\"PodUID\":\"u\",\"ContainerName\":\"c\",\"ResourceName\":\"nvidia.com/gpu\",\"DeviceIDs\":{\"-1\":[\"slot-0\"],\"0\":[\"slot-1\"]},\"AllocResp\":\"CgYKAUESAWIqCAoGYS5iL2M9\"}],\"RegisteredDevices\":{\"nvidia.com/gpu\":[\"slot-0\",\"slot-1\"]}}",
         b"{\"Data\":{\"PodDeviceEntries\":[],\"RegisteredDevices\":{}},\"Checksum\":1}",

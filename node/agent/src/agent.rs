@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, Inventory, is_application_xid};
+use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
 use gantry_kit::{CancellationToken, SharedClock};
 use gantry_model::{FaultKind, Gpu, Health};
 use gantry_proto::deviceplugin::KUBELET_SOCKET;
@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
+use crate::facts::{Facts, Look};
 use crate::handle::Shared;
 use crate::log::Log;
 use crate::plugin::{self, Plugin};
@@ -23,13 +24,16 @@ use crate::report::Reporter;
 use crate::socket::{self, Server, SocketId};
 use crate::state::State;
 use crate::watch::FolderEvents;
-use crate::{Error, FolderWatch, Handle, IdentityMode, cdi};
+use crate::{Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink};
 
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Waits between attempts to register, or to read the GPUs: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// How long no card may be listed until that is believed.
+const ABSENCE: Duration = Duration::from_secs(10);
 
 /// What was configured.
 #[derive(Clone)]
@@ -56,6 +60,8 @@ pub struct Options {
     pub clock: SharedClock,
     /// Shared by the agents of one process; without, the agent makes its own.
     pub watch: Option<FolderWatch>,
+    /// Labels.
+    pub features: FeatureOptions,
 }
 
 impl fmt::Debug for Options {
@@ -78,6 +84,8 @@ pub struct Agent {
     endpoint: String,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
     adopt: bool,
+    /// When feature discovery started, in seconds since 1970.
+    started: i64,
     shared: Arc<Shared>,
 }
 
@@ -98,18 +106,25 @@ impl Agent {
             tracing::warn!(node = options.node_name, path = %path.display(), cause, "unusable checkpoint set aside");
             log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
         }
-        state.refresh(options.backend.inventory()?);
+        let look = Look::take(&*options.backend)?;
+        let mut facts = Facts::new(&*options.backend, driver.clone());
+        facts.update(&look);
+        let unconfirmed = look.is_empty() && !state.gpus().is_empty();
+        if !unconfirmed {
+            state.refresh(look.inventory);
+        }
         let (gpus, healthy) = count(state.gpus());
         log.write(format!(
             "Starting on node {}: driver {}, {gpus} GPUs, {healthy} healthy",
             options.node_name, driver.driver_version
         ));
         cdi::write(&options.cdi_dir, &options.driver_root, &driver, state.gpus())?;
-        let shared = Arc::new(Shared::new(state, checkpoint, log));
+        let shared = Arc::new(Shared::new(state, checkpoint, facts, log));
         shared.publish(&shared.state());
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
-        Ok((Self { options, driver, endpoint, adopt, shared }, handle))
+        let started = options.clock.now().as_second();
+        Ok((Self { options, driver, endpoint, adopt, started, shared }, handle))
     }
 
     /// Serves the kubelet until cancelled. Whatever fails is tried again.
@@ -119,21 +134,32 @@ impl Agent {
             let _ = sender.send(event.clone());
         }));
         // Whatever happened between the inventory in `new` and the subscription.
-        let mut reading = Reading::new(Arc::clone(&self.options.backend));
+        let mut reading = Reading::new(Arc::clone(&self.options.backend), self.options.features.interval);
         reading.start();
         // Ends the reporter with this future, whether it is cancelled or dropped.
         let reporting = cancel.child_token();
         let _end = reporting.clone().drop_guard();
-        if let Some(client) = self.options.client.clone() {
-            let reporter = Reporter {
-                client,
-                shared: Arc::clone(&self.shared),
-                driver: self.driver.clone(),
-                machine: self.options.backend.machine(),
-                resource: self.options.resource.clone(),
-                adopt: self.adopt,
-            };
-            tokio::spawn(reporter.run(reporting));
+        let features = self.options.features.clone();
+        let timestamp = features.timestamp.then_some(self.started);
+        match (self.options.client.clone(), &features.sink) {
+            (Some(client), _) => {
+                let reporter = Reporter {
+                    client,
+                    shared: Arc::clone(&self.shared),
+                    features,
+                    timestamp,
+                    resource: self.options.resource.clone(),
+                    adopt: self.adopt,
+                };
+                tokio::spawn(reporter.run(reporting));
+            }
+            (None, LabelSink::File(path)) => {
+                let (shared, path) = (Arc::clone(&self.shared), path.clone());
+                tokio::spawn(reporting.run_until_cancelled_owned(async move {
+                    sink::keep_file(&shared, &features, timestamp, &path).await;
+                }));
+            }
+            (None, _) => {}
         }
         let watch = self.options.watch.clone().or_else(|| {
             FolderWatch::new().inspect_err(|error| tracing::warn!(%error, "polling instead")).ok()
@@ -151,13 +177,13 @@ impl Agent {
                 Some(event) = events.recv() => Event::Health(event),
                 watched = next_change(folder.as_mut()) => Event::Folder { watched },
                 result = link.progress.next() => Event::Registration(result),
-                result = reading.next() => Event::Inventory(result),
+                result = reading.next() => Event::Look(result),
             };
             match event {
                 Event::Cancelled => break,
                 Event::Health(event) => self.health(&event, &mut reading),
-                Event::Inventory(Ok(inventory)) => self.refresh(inventory),
-                Event::Inventory(Err(error)) => {
+                Event::Look(Ok(look)) => self.refresh(look, &mut reading),
+                Event::Look(Err(error)) => {
                     self.log(format!("Could not read the GPUs: {error}; trying again"));
                 }
                 Event::Folder { watched: true } => {}
@@ -270,11 +296,22 @@ impl Agent {
         }
     }
 
-    /// Takes over what the driver says.
-    fn refresh(&self, inventory: Inventory) {
+    /// Takes over what the driver says. That every card is gone is believed when it is said a second time: a driver that is being
+    /// replaced says so too.
+    fn refresh(&self, look: Look, reading: &mut Reading) {
         let mut state = self.shared.state();
         let before = state.gpus().to_vec();
-        state.refresh(inventory);
+        if look.is_empty() && !before.is_empty() && !reading.absent {
+            self.log("The driver lists no GPU any more; looking again before that is believed".to_owned());
+            reading.absent = true;
+            reading.start_in(ABSENCE);
+            return;
+        }
+        reading.absent = false;
+        if self.shared.facts().update(&look) {
+            self.shared.revision.send_modify(|count| *count += 1);
+        }
+        state.refresh(look.inventory);
         if state.gpus() != before {
             let (gpus, healthy) = count(state.gpus());
             self.log(format!("GPUs changed: {gpus} GPUs, {healthy} healthy"));
@@ -306,22 +343,26 @@ enum Event {
     /// A call has ended; `None` when a wait has.
     Registration(Option<Result<(), Error>>),
     /// The GPUs were read. After a failure they will be read again, and until then everything stays as it was.
-    Inventory(Result<Inventory, gantry_gpu::Error>),
+    Look(Result<Look, gantry_gpu::Error>),
 }
 
 /// Reading the GPUs anew: on a thread of its own, for a driver may take its time, and again until it succeeds.
 struct Reading {
     backend: Arc<dyn GpuBackend>,
-    call: Option<JoinHandle<Result<Inventory, gantry_gpu::Error>>>,
+    call: Option<JoinHandle<Result<Look, gantry_gpu::Error>>>,
     /// When to read again: after a failure, or because something has happened since the call began.
     due: Option<Instant>,
+    /// How long after a look the next is due in any case.
+    interval: Option<Duration>,
     /// The next wait after a failure.
     delay: Duration,
+    /// Whether the last look showed no card where there were some.
+    absent: bool,
 }
 
 impl Reading {
-    fn new(backend: Arc<dyn GpuBackend>) -> Self {
-        Self { backend, call: None, due: None, delay: RETRY.0 }
+    fn new(backend: Arc<dyn GpuBackend>, interval: Option<Duration>) -> Self {
+        Self { backend, call: None, due: None, interval, delay: RETRY.0, absent: false }
     }
 
     /// Has the GPUs read as they are from now on.
@@ -329,8 +370,14 @@ impl Reading {
         self.due = Some(Instant::now());
     }
 
+    /// Has the GPUs read after a while, or earlier where that is due.
+    fn start_in(&mut self, wait: Duration) {
+        let due = Instant::now() + wait;
+        self.due = Some(self.due.map_or(due, |known| known.min(due)));
+    }
+
     /// The end of the next call.
-    async fn next(&mut self) -> Result<Inventory, gantry_gpu::Error> {
+    async fn next(&mut self) -> Result<Look, gantry_gpu::Error> {
         loop {
             if let Some(call) = &mut self.call {
                 let ended = call.await;
@@ -339,8 +386,11 @@ impl Reading {
                 let result = ended.unwrap_or(Err(gantry_gpu::Error::Aborted));
                 if result.is_ok() {
                     self.delay = RETRY.0;
+                    if let Some(interval) = self.interval {
+                        self.start_in(interval);
+                    }
                 } else {
-                    self.due.get_or_insert(Instant::now() + self.delay);
+                    self.start_in(self.delay);
                     self.delay = (self.delay * 2).min(RETRY.1);
                 }
                 return result;
@@ -351,7 +401,7 @@ impl Reading {
                     sleep_until(due).await;
                     self.due = None;
                     let backend = Arc::clone(&self.backend);
-                    self.call = Some(tokio::task::spawn_blocking(move || backend.inventory()));
+                    self.call = Some(tokio::task::spawn_blocking(move || Look::take(&*backend)));
                 }
             }
         }

@@ -10,6 +10,7 @@ use gantry_proto::deviceplugin::Device;
 use tokio::sync::watch;
 
 use crate::checkpoint::Checkpoint;
+use crate::facts::Facts;
 use crate::log::Log;
 use crate::state::State;
 use crate::{Error, IdentityMode, LogLine, cdi};
@@ -41,6 +42,7 @@ pub struct Adjustment {
 pub(crate) struct Shared {
     state: Mutex<State>,
     checkpoint: Mutex<Checkpoint>,
+    facts: Mutex<Facts>,
     pub(crate) log: Log,
     /// The device list; every change is a new one.
     pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
@@ -53,11 +55,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(state: State, checkpoint: Checkpoint, log: Log) -> Self {
+    pub(crate) fn new(state: State, checkpoint: Checkpoint, facts: Facts, log: Log) -> Self {
         let devices = Arc::new(state.devices());
         Self {
             state: Mutex::new(state),
             checkpoint: Mutex::new(checkpoint),
+            facts: Mutex::new(facts),
             log,
             devices: watch::Sender::new(devices),
             revision: watch::Sender::new(0),
@@ -68,6 +71,10 @@ impl Shared {
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes a changed state: to the kubelet, to disk, to the API server.

@@ -23,6 +23,7 @@ mod agent;
 mod cdi;
 mod checkpoint;
 mod error;
+mod facts;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,6 +32,7 @@ mod labels;
 mod log;
 mod plugin;
 mod report;
+mod sink;
 mod socket;
 mod state;
 mod watch;
@@ -39,6 +41,7 @@ pub use agent::{Agent, Options};
 pub use error::Error;
 pub use gantry_api::IdentityMode;
 pub use handle::{Adjustment, ContainerIdentity, Handle};
-pub use labels::feature_labels;
+pub use labels::{LabelInput, MigStrategy, Offer, Replicas, SharingKind, feature_labels};
 pub use log::LogLine;
+pub use sink::{FeatureOptions, LabelSink};
 pub use watch::FolderWatch;

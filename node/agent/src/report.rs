@@ -5,20 +5,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus};
-use gantry_gpu::DriverInfo;
 use gantry_kit::CancellationToken;
 use gantry_model::PodKey;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{sleep, timeout};
 
+use crate::FeatureOptions;
 use crate::handle::Shared;
-use crate::labels::feature_labels;
+use crate::labels::{LabelInput, feature_labels};
+use crate::sink::LabelWriter;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
 const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
+
+/// The name under which the API server records what the agent writes.
+pub(crate) const MANAGER: &str = "gantry-agent";
 
 /// How long a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -41,8 +45,9 @@ const RESYNC: Duration = Duration::from_mins(5);
 pub(crate) struct Reporter {
     pub(crate) client: kube::Client,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) driver: DriverInfo,
-    pub(crate) machine: Option<String>,
+    pub(crate) features: FeatureOptions,
+    /// What the label with the time says.
+    pub(crate) timestamp: Option<i64>,
     pub(crate) resource: String,
     /// Whether running pods have to tell who owns what, because no checkpoint did.
     pub(crate) adopt: bool,
@@ -58,10 +63,12 @@ struct Written {
     owners: bool,
 }
 
-enum Failure {
+pub(crate) enum Failure {
     /// The cluster has no `GpuNode` kind.
     NoCrd,
     Request(kube::Error),
+    /// A file of labels cannot be written.
+    File(crate::Error),
     Timeout,
 }
 
@@ -79,6 +86,7 @@ impl Failure {
                     .to_owned()
             }
             Self::Request(error) => error.to_string(),
+            Self::File(error) => error.to_string(),
             Self::Timeout => format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()),
         }
     }
@@ -97,13 +105,16 @@ impl Reporter {
         let mut devices = self.shared.devices.subscribe();
         let mut untold = self.shared.untold.subscribe();
         let mut written = Written::default();
+        let node = Arc::clone(&self.shared.state().node);
+        let shared = Arc::clone(&self.shared);
+        let mut writer = LabelWriter::new(self.client.clone(), shared, node, self.features.sink.clone());
         let mut delay = RETRY.0;
         let mut told = String::new();
         loop {
             revision.mark_unchanged();
             devices.mark_unchanged();
             untold.mark_unchanged();
-            match self.write(&mut written).await {
+            match self.write(&mut written, &mut writer).await {
                 Ok(()) => {
                     delay = RETRY.0;
                     told.clear();
@@ -128,7 +139,12 @@ impl Reporter {
                 Ok(Ok(())) => {}
                 // The agent is gone.
                 Ok(Err(_)) => return,
-                Err(_) => written = Written { owners: true, ..Written::default() },
+                Err(_) => {
+                    written.status = None;
+                    if !self.features.oneshot {
+                        written.labels = None;
+                    }
+                }
             }
             let health = |status: &GpuNodeStatus| status.gpus.clone();
             if written.status.as_ref().map(health) == Some(self.status().gpus) {
@@ -145,8 +161,9 @@ impl Reporter {
     fn status(&self) -> GpuNodeStatus {
         let state = self.shared.state();
         let mut status = GpuNodeStatus::from_model(state.gpus(), state.topology());
-        let (major, minor) = self.driver.cuda_version;
-        status.driver_version.clone_from(&self.driver.driver_version);
+        let driver = self.shared.facts().driver.clone();
+        let (major, minor) = driver.cuda_version;
+        status.driver_version = driver.driver_version;
         status.cuda_version = format!("{major}.{minor}");
         status.mode = state.mode;
         status.allocatable = BTreeMap::from([(self.resource.clone(), status.healthy_gpu_count.into())]);
@@ -154,13 +171,14 @@ impl Reporter {
         status
     }
 
-    async fn write(&self, written: &mut Written) -> Result<(), Failure> {
+    async fn write(&self, written: &mut Written, writer: &mut LabelWriter) -> Result<(), Failure> {
         timeout(REQUEST_TIMEOUT, async {
+            // First, for nodes are chosen by them.
+            self.write_labels(written, writer).await?;
             if !written.owners {
                 self.reconcile_owners().await?;
                 written.owners = true;
             }
-            self.write_labels(written).await?;
             self.write_gpu_node(written).await
         })
         .await
@@ -220,24 +238,15 @@ impl Reporter {
         Ok(())
     }
 
-    async fn write_labels(&self, written: &mut Written) -> Result<(), Failure> {
-        let (node, labels) = {
-            let state = self.shared.state();
-            let labels =
-                feature_labels(state.gpus(), state.topology(), &self.driver, self.machine.as_deref());
-            (Arc::clone(&state.node), labels)
-        };
-        if written.labels.as_ref() == Some(&labels) {
+    async fn write_labels(&self, written: &mut Written, writer: &mut LabelWriter) -> Result<(), Failure> {
+        if self.features.oneshot && written.labels.is_some() {
             return Ok(());
         }
-        let mut patch: BTreeMap<&str, Value> =
-            written.labels.iter().flatten().map(|(key, _)| (key.as_str(), Value::Null)).collect();
-        patch.extend(labels.iter().map(|(key, value)| (key.as_str(), json!(value))));
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let patch = Patch::Merge(json!({ "metadata": { "labels": patch } }));
-        let patched = nodes.patch_metadata(&node, &PatchParams::default(), &patch).await?;
-        written.node_uid = patched.metadata.uid.unwrap_or_default();
-        written.labels = Some(labels);
+        let labels = labels(&self.shared, &self.features, self.timestamp);
+        if written.labels.as_ref() != Some(&labels) {
+            written.node_uid = writer.write(&labels).await?;
+            written.labels = Some(labels);
+        }
         Ok(())
     }
 
@@ -284,10 +293,30 @@ impl Reporter {
     }
 }
 
+/// The labels of the node as it is known now.
+pub(crate) fn labels(
+    shared: &Shared,
+    features: &FeatureOptions,
+    timestamp: Option<i64>,
+) -> BTreeMap<String, String> {
+    let state = shared.state();
+    let facts = shared.facts();
+    feature_labels(&LabelInput {
+        gpus: state.gpus(),
+        topology: state.topology(),
+        driver: &facts.driver,
+        machine: facts.machine.as_deref(),
+        details: &facts.details,
+        vgpu: facts.vgpu.as_ref(),
+        timestamp,
+        offer: &features.offer,
+    })
+}
+
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-fn is_code(error: &kube::Error, code: u16) -> bool {
+pub(crate) fn is_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }

@@ -1,11 +1,12 @@
 //! The trait between the agent and a driver, in types of our own.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use gantry_model::{Fault, Gpu, GpuId, Topology};
 
-use crate::Error;
+use crate::{Error, GpuDetails, Vgpu};
 
 /// Where GPUs come from: a driver, or a simulation. Calls may block for as long as a driver takes to answer.
 pub trait GpuBackend: fmt::Debug + Send + Sync + 'static {
@@ -24,6 +25,16 @@ pub trait GpuBackend: fmt::Debug + Send + Sync + 'static {
 
     /// The machine's product name as the firmware gives it (DMI), such as `DGXA100`; `None` if unknown.
     fn machine(&self) -> Option<String>;
+
+    /// What labels and health policy ask beyond the inventory, for the cards that answer. A card that is missing tells nothing.
+    fn details(&self) -> Result<BTreeMap<GpuId, GpuDetails>, Error> {
+        Ok(BTreeMap::new())
+    }
+
+    /// The virtual GPU, where this machine is a guest with one.
+    fn vgpu(&self) -> Option<Vgpu> {
+        None
+    }
 }
 
 /// The driver's versions.

@@ -14,8 +14,13 @@
 //! To simulate another GPU model, add a row to [`PROFILES`]; nothing else knows model names.
 
 mod backend;
+mod details;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod mig;
+mod pci;
 mod profile;
 mod sim;
 
@@ -23,7 +28,9 @@ pub use backend::{
     DriverInfo, EventKind, EventSink, FailedGpu, GpuBackend, GpuProcess, GpuSample, HealthEvent, Inventory,
     Subscribers, Subscription, is_application_xid,
 };
+pub use details::{FabricInfo, FabricState, GpuDetails, RecoveryAction, Vgpu};
 pub use error::Error;
 pub use mig::{MigPlacement, MigProfile};
+pub use pci::{PCI_DEVICES, pci_class, vgpu};
 pub use profile::{Fabric, PROFILES, Power, Profile};
 pub use sim::{Load, SimGpus};

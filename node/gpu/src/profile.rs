@@ -362,6 +362,11 @@ impl Profile {
         DriverInfo { driver_version: self.driver.version.to_owned(), cuda_version: self.driver.cuda }
     }
 
+    /// PCI class code: cards that people buy for their screens are VGA controllers, the others 3D controllers.
+    pub fn pci_class(&self) -> u32 {
+        if self.product.contains("GeForce") { 0x03_0000 } else { 0x03_0200 }
+    }
+
     /// The NUMA node of a GPU in a machine with `count` of them.
     pub(crate) fn numa_node(&self, index: usize, count: usize) -> u32 {
         let sockets = self.sockets as usize;

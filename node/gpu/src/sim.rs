@@ -9,8 +9,9 @@ use gantry_kit::{fnv1a_64, uuid_v4};
 use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
 
 use crate::{
-    DriverInfo, Error, EventKind, EventSink, FailedGpu, GpuBackend, GpuProcess, GpuSample, HealthEvent,
-    Inventory, Profile, Subscribers, Subscription, is_application_xid,
+    DriverInfo, Error, EventKind, EventSink, Fabric, FabricInfo, FabricState, FailedGpu, GpuBackend,
+    GpuDetails, GpuProcess, GpuSample, HealthEvent, Inventory, Profile, RecoveryAction, Subscribers,
+    Subscription, is_application_xid,
 };
 
 /// The most GPUs on one node that NVIDIA's own machines have.
@@ -230,6 +231,37 @@ impl GpuBackend for SimGpus {
 
     fn machine(&self) -> Option<String> {
         Some(self.profile.machine.to_owned())
+    }
+
+    fn details(&self) -> Result<BTreeMap<GpuId, GpuDetails>, Error> {
+        let cards = self.cards();
+        let present = cards.iter().filter(|card| !card.is_lost());
+        Ok(present.map(|card| (card.gpu.id.clone(), details(self.profile, card))).collect())
+    }
+}
+
+fn details(profile: &Profile, card: &Card) -> GpuDetails {
+    let fault = match &card.gpu.health {
+        Health::Healthy => None,
+        Health::Unhealthy(fault) => Some(fault.kind),
+    };
+    // Cards before Hopper reach their switches without being registered.
+    let registers = matches!(profile.fabric, Fabric::NvSwitch { .. }) && profile.compute_capability >= (9, 0);
+    let tells_recovery = profile.driver().driver_version.as_str() >= "565";
+    GpuDetails {
+        pci_class: Some(profile.pci_class()),
+        nvlink_generation: None,
+        fabric: registers.then_some(FabricInfo {
+            state: FabricState::Completed { status: 0 },
+            cluster: [0; 16],
+            clique: 0,
+        }),
+        recovery: tells_recovery.then_some(if fault.is_none() {
+            RecoveryAction::None
+        } else {
+            RecoveryAction::Reset
+        }),
+        row_remap_pending: (!profile.mig.is_empty()).then_some(fault == Some(FaultKind::RowRemapPending)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_agent::{Agent, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, FeatureOptions, Handle, IdentityMode, Options};
 use gantry_kit::CancellationToken;
 use serde_json::{Value, json};
 
@@ -99,6 +99,8 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         client: Some(machine.shared.client.clone()),
         clock: machine.shared.clock.clone(),
         watch: machine.shared.folder_watch.clone(),
+        // Simulated cards tell every change; a thousand agents that look for none would be all that a cluster does.
+        features: FeatureOptions { interval: None, ..FeatureOptions::default() },
     };
     let (agent, handle) = match Agent::new(options) {
         Ok(pair) => pair,

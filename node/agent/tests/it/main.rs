@@ -2,13 +2,14 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod kubelet;
+mod labels;
 mod plugin;
 mod reports;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_agent::{Agent, FolderWatch, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, FeatureOptions, FolderWatch, Handle, IdentityMode, Options};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SystemClock};
 use tempfile::TempDir;
@@ -55,6 +56,7 @@ impl Node {
             client: None,
             clock: Arc::new(SystemClock),
             watch: Some(FolderWatch::new().unwrap()),
+            features: FeatureOptions::default(),
         }
     }
 

@@ -16,21 +16,27 @@ use tokio::time::sleep;
 
 use crate::{Node, start};
 
+const NODE_FEATURES: &str = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry/nodefeatures";
+const NODE_FEATURE: &str =
+    "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry/nodefeatures/nvidia-features-for-node-1";
+
 /// An API server with one node, and the pods that are put into it.
 #[derive(Debug, Default)]
-struct Cluster {
-    node: Option<Value>,
+pub(crate) struct Cluster {
+    pub(crate) node: Option<Value>,
     has_crd: bool,
+    pub(crate) has_nfd: bool,
+    pub(crate) node_feature: Option<Value>,
     gpu_node: Option<Value>,
     pods: Vec<Value>,
     /// Method and path of every request that changes something.
-    writes: Vec<String>,
+    pub(crate) writes: Vec<String>,
     fails: bool,
 }
 
-type Shared = Arc<Mutex<Cluster>>;
+pub(crate) type Shared = Arc<Mutex<Cluster>>;
 
-fn cluster() -> Shared {
+pub(crate) fn cluster() -> Shared {
     let node = json!({ "apiVersion": "v1", "kind": "Node",
         "metadata": { "name": "node-1", "uid": "node-uid", "labels": { "mine": "1" } } });
     Arc::new(Mutex::new(Cluster { node: Some(node), has_crd: true, ..Cluster::default() }))
@@ -78,7 +84,22 @@ impl Cluster {
                     json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": self.pods });
                 (StatusCode::OK, list)
             }
+            ("GET", "/api/v1/nodes/node-1") => match &self.node {
+                Some(node) => (StatusCode::OK, node.clone()),
+                None => status(StatusCode::NOT_FOUND),
+            },
             ("PATCH", "/api/v1/nodes/node-1") => patch(&mut self.node),
+            ("GET", NODE_FEATURE) if self.node_feature.is_some() => {
+                (StatusCode::OK, self.node_feature.clone().unwrap())
+            }
+            ("POST", NODE_FEATURES) if self.has_nfd => {
+                self.node_feature = Some(body.clone());
+                (StatusCode::CREATED, body.clone())
+            }
+            ("PUT", NODE_FEATURE) => {
+                self.node_feature = Some(body.clone());
+                (StatusCode::OK, body.clone())
+            }
             ("PATCH", "/apis/gantry.dev/v1alpha1/gpunodes/node-1/status") if self.has_crd => {
                 patch(&mut self.gpu_node)
             }
@@ -91,12 +112,12 @@ impl Cluster {
         }
     }
 
-    fn status(&self) -> Option<GpuNodeStatus> {
+    pub(crate) fn status(&self) -> Option<GpuNodeStatus> {
         serde_json::from_value::<GpuNode>(self.gpu_node.clone()?).unwrap().status
     }
 }
 
-async fn until<T>(cluster: &Shared, read: impl Fn(&Cluster) -> Option<T>) -> T {
+pub(crate) async fn until<T>(cluster: &Shared, read: impl Fn(&Cluster) -> Option<T>) -> T {
     loop {
         if let Some(value) = read(&cluster.lock().unwrap()) {
             return value;
@@ -105,7 +126,7 @@ async fn until<T>(cluster: &Shared, read: impl Fn(&Cluster) -> Option<T>) -> T {
     }
 }
 
-fn options(node: &Node, cluster: &Shared) -> Options {
+pub(crate) fn options(node: &Node, cluster: &Shared) -> Options {
     Options { client: Some(client(cluster)), ..node.options(IdentityMode::Assignment) }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, Handle, IdentityMode};
+use gantry_agent::{Agent, FeatureOptions, Handle, IdentityMode};
 use gantry_gpu::{GpuBackend, Profile, SimGpus};
 use gantry_kit::SystemClock;
 use tokio::time::sleep;
@@ -138,6 +138,7 @@ async fn prepare(
                 client: Some(client.clone()),
                 clock: Arc::new(SystemClock),
                 watch: None,
+                features: FeatureOptions::default(),
             })
         });
         let error = match attempt {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, IdentityMode};
+use gantry_agent::{Agent, FeatureOptions, IdentityMode};
 use gantry_cluster::{DeviceManager, DeviceManagerOptions};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{SystemClock, Tasks};
@@ -120,6 +120,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         client: None,
         clock: Arc::new(SystemClock),
         watch: None,
+        features: FeatureOptions::default(),
     })?;
     let token = tasks.token().clone();
     tasks.spawn(agent.run(token));
