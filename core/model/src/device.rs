@@ -148,6 +148,8 @@ pub enum FaultKind {
     DoubleBitEcc,
     /// A memory row is to be remapped; the card needs a reset.
     RowRemapPending,
+    /// The driver asks for a reset of the card and names no other fault.
+    ResetRequired,
 }
 
 impl fmt::Display for FaultKind {
@@ -157,6 +159,7 @@ impl fmt::Display for FaultKind {
             Self::Lost => f.write_str("GPU lost"),
             Self::DoubleBitEcc => f.write_str("double-bit ECC error"),
             Self::RowRemapPending => f.write_str("row remap pending"),
+            Self::ResetRequired => f.write_str("reset required"),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use gantry_model::{Fault, Gpu, GpuId, Topology};
+use gantry_model::{Fault, FaultKind, Gpu, GpuId, Topology};
 
 use crate::{Error, GpuDetails, Vgpu};
 
@@ -182,4 +182,15 @@ impl Subscribers {
 /// 109 context switch timeout. The list that NVIDIA's device plugin ignores.
 pub fn is_application_xid(xid: u32) -> bool {
     matches!(xid, 13 | 31 | 43 | 45 | 68 | 109)
+}
+
+/// What an operator reads of a fault.
+pub(crate) fn fault_message(kind: FaultKind) -> String {
+    match kind {
+        FaultKind::Xid(xid) => format!("the driver reported XID {xid}"),
+        FaultKind::Lost => "the card has fallen off the bus and does not answer".to_owned(),
+        FaultKind::DoubleBitEcc => "the card has uncorrectable memory errors".to_owned(),
+        FaultKind::ResetRequired => "the driver asks for a reset of the card".to_owned(),
+        FaultKind::RowRemapPending => "a memory row is to be remapped: the card needs a reset".to_owned(),
+    }
 }

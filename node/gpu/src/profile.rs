@@ -54,6 +54,33 @@ pub struct Power {
     pub fan: bool,
 }
 
+/// What a card's sensors read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readings {
+    /// Core temperature in degrees Celsius.
+    pub temperature_celsius: u32,
+    /// Power drawn, in milliwatts.
+    pub power_milliwatts: u32,
+    /// Clock of the multiprocessors in MHz.
+    pub sm_clock_mhz: u32,
+    /// Clock of the memory in MHz.
+    pub memory_clock_mhz: u32,
+    /// Fan speed in percent; `None` where the machine's fans cool.
+    pub fan_percent: Option<u32>,
+    /// Performance state: 0 is the fastest.
+    pub performance_state: u8,
+}
+
+/// What is left of a PCIe bandwidth between two GPUs: what crosses host bridges shares them, and what crosses sockets shares the
+/// interconnect besides.
+pub(crate) fn shared_pcie(kind: LinkKind, gb_per_s: u32) -> u32 {
+    match kind {
+        LinkKind::NvLink(_) | LinkKind::SingleSwitch | LinkKind::MultiSwitch => gb_per_s,
+        LinkKind::HostBridge | LinkKind::Node => gb_per_s * 3 / 4,
+        LinkKind::System => gb_per_s / 2,
+    }
+}
+
 /// A GPU model in the machine in which it usually comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
@@ -368,13 +395,13 @@ impl Profile {
     }
 
     /// The NUMA node of a GPU in a machine with `count` of them.
-    pub(crate) fn numa_node(&self, index: usize, count: usize) -> u32 {
+    pub fn numa_node(&self, index: usize, count: usize) -> u32 {
         let sockets = self.sockets as usize;
         u32::try_from(index * sockets / count.max(sockets)).unwrap_or(0)
     }
 
     /// The link between two different GPUs of a machine with `count` of them.
-    pub(crate) fn link(&self, a: usize, b: usize, count: usize) -> Link {
+    pub fn link(&self, a: usize, b: usize, count: usize) -> Link {
         match self.fabric {
             Fabric::NvSwitch { lanes, gb_per_s } => Link { gb_per_s, kind: LinkKind::NvLink(lanes) },
             Fabric::Bridge { lanes, gb_per_s } if a / 2 == b / 2 => {
@@ -384,7 +411,8 @@ impl Profile {
         }
     }
 
-    fn pcie_link(&self, a: usize, b: usize, count: usize) -> Link {
+    /// The link between two different GPUs over PCIe alone, as if there were no NVLink.
+    pub fn pcie_link(&self, a: usize, b: usize, count: usize) -> Link {
         let per_switch = self.per_switch as usize;
         let kind = if a / per_switch == b / per_switch {
             LinkKind::SingleSwitch
@@ -393,17 +421,31 @@ impl Profile {
         } else {
             LinkKind::System
         };
-        // What crosses host bridges shares them, and what crosses sockets shares the interconnect besides.
-        let gb_per_s = match kind {
-            LinkKind::SingleSwitch => self.pcie_gb_per_s,
-            LinkKind::Node => self.pcie_gb_per_s * 3 / 4,
-            _ => self.pcie_gb_per_s / 2,
-        };
-        Link { gb_per_s, kind }
+        Link { gb_per_s: shared_pcie(kind, self.pcie_gb_per_s), kind }
+    }
+
+    /// What card `index` reads when its multiprocessors are busy for `busy` percent of the time; `in_use` while a process
+    /// holds a context.
+    pub fn readings(&self, index: u32, busy: u32, in_use: bool) -> Readings {
+        let (power, busy) = (self.power, busy.min(100));
+        // A card with a context leaves its resting clocks even when no kernel runs.
+        let clock = |(rest, most): (u32, u32)| if in_use { most } else { rest };
+        Readings {
+            temperature_celsius: 30 + busy * 2 / 5 + index % 4,
+            power_milliwatts: power.idle_watts * 1_000 + (power.limit_watts - power.idle_watts) * 9 * busy,
+            sm_clock_mhz: clock(power.sm_mhz),
+            memory_clock_mhz: clock(power.memory_mhz),
+            fan_percent: power.fan.then(|| if busy == 0 { 30 } else { 30 + busy / 2 }),
+            performance_state: match (in_use, power.idle_state) {
+                (false, idle) => idle,
+                (true, 0) => 0,
+                (true, _) => 2,
+            },
+        }
     }
 
     /// The PCI address of a GPU.
-    pub(crate) fn pci_bus_id(&self, index: usize) -> String {
+    pub fn pci_bus_id(&self, index: usize) -> String {
         match self.buses.get(index) {
             Some(bus) => format!("00000000:{bus:02X}:00.0"),
             // Machines with more GPUs than the usual board have a second PCI segment.

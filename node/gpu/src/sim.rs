@@ -8,6 +8,7 @@ use std::{fs, io};
 use gantry_kit::{fnv1a_64, uuid_v4};
 use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
 
+use crate::backend::fault_message;
 use crate::{
     DriverInfo, Error, EventKind, EventSink, Fabric, FabricInfo, FabricState, FailedGpu, GpuBackend,
     GpuDetails, GpuProcess, GpuSample, HealthEvent, Inventory, Profile, RecoveryAction, Subscribers,
@@ -81,7 +82,7 @@ impl SimGpus {
                 let number = u32::try_from(index).unwrap_or(u32::MAX);
                 Card {
                     gpu: Gpu {
-                        id: uuid(node_name, seed, number),
+                        id: sim_gpu_id(node_name, seed, number),
                         index: number,
                         minor: number,
                         product: Arc::clone(&product),
@@ -114,7 +115,7 @@ impl SimGpus {
     /// A lost card ends what runs on it.
     pub fn fault(&self, index: usize, kind: FaultKind) -> Result<(), Error> {
         self.change(index, |card| {
-            let fault = Fault { kind, message: message(kind) };
+            let fault = Fault { kind, message: fault_message(kind) };
             if !matches!(kind, FaultKind::Xid(xid) if is_application_xid(xid)) {
                 card.gpu.health = Health::Unhealthy(fault.clone());
             }
@@ -214,7 +215,7 @@ impl GpuBackend for SimGpus {
                     index: card.gpu.index,
                     id: Some(card.gpu.id.clone()),
                     pci_bus_id: card.gpu.pci_bus_id.clone(),
-                    error: message(FaultKind::Lost),
+                    error: fault_message(FaultKind::Lost),
                 })
                 .collect(),
         })
@@ -269,9 +270,7 @@ fn sample(profile: &Profile, card: &Card) -> GpuSample {
     let busy: u32 = card.load.values().map(|load| u32::from(load.utilization_percent)).sum::<u32>().min(100);
     let used: u64 = card.load.values().map(|load| load.memory_mib).sum();
     let in_use = !card.load.is_empty();
-    let power = profile.power;
-    // A card with a context leaves its resting clocks even when no kernel runs.
-    let clock = |(rest, most): (u32, u32)| if in_use { most } else { rest };
+    let readings = profile.readings(card.gpu.index, busy, in_use);
     let percent = u8::try_from(busy).unwrap_or(100);
     GpuSample {
         id: card.gpu.id.clone(),
@@ -280,19 +279,13 @@ fn sample(profile: &Profile, card: &Card) -> GpuSample {
         memory_utilization_percent: Some(percent / 2),
         memory_used_mib: Some(used),
         memory_total_mib: card.gpu.memory_mib,
-        temperature_celsius: Some(30 + busy * 2 / 5 + card.gpu.index % 4),
-        power_milliwatts: Some(power.idle_watts * 1_000 + (power.limit_watts - power.idle_watts) * 9 * busy),
-        power_limit_milliwatts: Some(power.limit_watts * 1_000),
-        sm_clock_mhz: Some(clock(power.sm_mhz)),
-        memory_clock_mhz: Some(clock(power.memory_mhz)),
-        fan_percent: power.fan.then_some(if busy == 0 { 30 } else { 30 + percent / 2 }),
-        performance_state: Some(if !in_use {
-            power.idle_state
-        } else if power.idle_state == 0 {
-            0
-        } else {
-            2
-        }),
+        temperature_celsius: Some(readings.temperature_celsius),
+        power_milliwatts: Some(readings.power_milliwatts),
+        power_limit_milliwatts: Some(profile.power.limit_watts * 1_000),
+        sm_clock_mhz: Some(readings.sm_clock_mhz),
+        memory_clock_mhz: Some(readings.memory_clock_mhz),
+        fan_percent: readings.fan_percent.and_then(|percent| u8::try_from(percent).ok()),
+        performance_state: Some(readings.performance_state),
         processes: card
             .load
             .iter()
@@ -305,17 +298,8 @@ fn sample(profile: &Profile, card: &Card) -> GpuSample {
     }
 }
 
-fn message(kind: FaultKind) -> String {
-    match kind {
-        FaultKind::Xid(xid) => format!("the driver reported XID {xid}"),
-        FaultKind::Lost => "the card has fallen off the bus and does not answer".to_owned(),
-        FaultKind::DoubleBitEcc => "the card has uncorrectable memory errors".to_owned(),
-        FaultKind::RowRemapPending => "a memory row is to be remapped: the card needs a reset".to_owned(),
-    }
-}
-
-/// A UUID of version 4 form that depends on its arguments alone.
-fn uuid(node_name: &str, seed: u64, index: u32) -> GpuId {
+/// The UUID of a simulated GPU, of version 4 form. It depends on the arguments alone.
+pub fn sim_gpu_id(node_name: &str, seed: u64, index: u32) -> GpuId {
     let mut bytes = node_name.as_bytes().to_vec();
     bytes.extend(seed.to_le_bytes());
     bytes.extend(index.to_le_bytes());
@@ -399,7 +383,7 @@ mod tests {
         gpus.recover(0).unwrap();
         drop(subscription);
         gpus.fault(0, FaultKind::DoubleBitEcc).unwrap();
-        let fault = |kind| EventKind::Fault(Fault { kind, message: message(kind) });
+        let fault = |kind| EventKind::Fault(Fault { kind, message: fault_message(kind) });
         assert_eq!(
             *seen.lock().unwrap(),
             [fault(FaultKind::Xid(31)), fault(FaultKind::Xid(79)), EventKind::Recovered]

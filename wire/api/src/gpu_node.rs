@@ -153,7 +153,7 @@ pub enum GpuHealth {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultStatus {
-    /// `Xid`, `Lost`, `DoubleBitEcc` or `RowRemapPending`.
+    /// `Xid`, `Lost`, `DoubleBitEcc`, `RowRemapPending` or `ResetRequired`.
     pub kind: String,
     /// The XID's number, for `Xid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -300,6 +300,7 @@ impl FaultStatus {
             FaultKind::Lost => ("Lost", None),
             FaultKind::DoubleBitEcc => ("DoubleBitEcc", None),
             FaultKind::RowRemapPending => ("RowRemapPending", None),
+            FaultKind::ResetRequired => ("ResetRequired", None),
         };
         Self { kind: kind.to_owned(), xid, message: fault.message.clone() }
     }
@@ -310,8 +311,10 @@ impl FaultStatus {
             ("Lost", None) => FaultKind::Lost,
             ("DoubleBitEcc", None) => FaultKind::DoubleBitEcc,
             ("RowRemapPending", None) => FaultKind::RowRemapPending,
+            ("ResetRequired", None) => FaultKind::ResetRequired,
             _ => {
-                let rule = "must be Xid (with xid), Lost, DoubleBitEcc or RowRemapPending (without)";
+                let rule =
+                    "must be Xid (with xid), Lost, DoubleBitEcc, RowRemapPending or ResetRequired (without)";
                 return Err(refuse("fault.kind", self.kind.clone(), rule));
             }
         };
