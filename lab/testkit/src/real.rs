@@ -70,7 +70,8 @@ impl Real {
         let names = if stock_scheduler { OWN_SCHEDULER_NAMES } else { SCHEDULER_NAMES };
         let scheduler = ["scheduler", "--scheduler-name", names];
         real.cluster.start(CONTROL, program(SCHEDULER, &gantry, &scheduler))?;
-        real.cluster.start(CONTROL, program(CONTROLLERS, &gantry, &["controllers"]))?;
+        real.cluster
+            .start(CONTROL, program(CONTROLLERS, &gantry, &["controllers", "--listen", "0.0.0.0:8081"]))?;
         for (node, program) in programs {
             real.cluster.start(&node, program)?;
         }
