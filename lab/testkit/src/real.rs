@@ -1,14 +1,17 @@
 //! The Kubernetes tier: kube-apiserver, kubelets and containerd on this machine, and Gantry's own processes as an operator runs them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use gantry_cluster::NodeGroup;
+use gantry_fake_nvml::{Fault, InstallOptions, State, Store};
 use gantry_kubernetes::{CONTROL, Cluster, NodeOptions, Options, Program};
 use gantry_model::FaultKind;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -30,6 +33,10 @@ const OWN_SCHEDULER_NAMES: &str = "gantry-scheduler,volcano";
 pub(crate) struct Real {
     cluster: Cluster,
     client: Client,
+    /// What each node's simulated cards have become, by its name.
+    cards: BTreeMap<String, Store>,
+    /// The drivers' files.
+    _drivers: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -37,19 +44,20 @@ impl Real {
     pub(crate) async fn start(groups: &[NodeGroup], stock_scheduler: bool) -> anyhow::Result<Self> {
         let turn = TURN.lock().await;
         let gantry = gantry()?;
-        let mut nodes = Vec::new();
+        let drivers = tempfile::Builder::new().prefix("gd").tempdir_in("/tmp")?;
+        let (mut nodes, mut cards) = (Vec::new(), BTreeMap::new());
         let mut programs = Vec::new();
         for group in groups {
             for name in names(group) {
-                let simulated = format!("{}:{}", group.profile, group.gpus_per_node);
-                let arguments = ["agent", "--node-name", &name, "--simulate", &simulated];
-                if group.gpus_per_node > 0 {
-                    programs.push((name.clone(), program(AGENT, &gantry, &arguments)));
+                let driver = (group.gpus_per_node > 0).then(|| drivers.path().join(&name));
+                if let Some(root) = &driver {
+                    cards.insert(name.clone(), install(root, &gantry, group, &name)?);
+                    programs.push((name.clone(), program(AGENT, &gantry, &agent_arguments(&name))));
                 }
                 nodes.push(NodeOptions {
                     name,
                     gpus: group.gpus_per_node,
-                    driver: None,
+                    driver,
                     labels: group.labels.clone(),
                     taints: group.taints.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
                 });
@@ -63,7 +71,8 @@ impl Real {
         };
         Cluster::down(NAME)?;
         let cluster = tokio::task::spawn_blocking(move || Cluster::up(&options)).await??;
-        let real = Self { client: connect(&cluster.kubeconfig).await?, cluster, _turn: turn };
+        let client = connect(&cluster.kubeconfig).await?;
+        let real = Self { client, cluster, cards, _drivers: drivers, _turn: turn };
         for definition in gantry_api::crds() {
             real.define(&definition).await?;
         }
@@ -140,12 +149,30 @@ impl Real {
 
     /// Makes a GPU fail.
     pub(crate) fn fault(&self, node: &str, index: usize, kind: FaultKind) -> anyhow::Result<()> {
-        bail!("GPU {index} of {node} cannot be made to fail: {kind}, {}", self.cluster.options.name)
+        let fault = match kind {
+            FaultKind::Xid(xid) => Fault::Xid(u64::from(xid), None),
+            FaultKind::Lost => Fault::Lost,
+            FaultKind::DoubleBitEcc => Fault::EccDouble(1),
+            FaultKind::RowRemapPending => Fault::RemapPending,
+            FaultKind::ResetRequired => bail!("the simulated driver asks for no reset by itself"),
+        };
+        let index = u32::try_from(index)?;
+        self.change(node, |state| state.fail(index, fault))
     }
 
     /// Mends a GPU.
     pub(crate) fn recover(&self, node: &str, index: usize) -> anyhow::Result<()> {
-        bail!("GPU {index} of {node} cannot be mended, {}", self.cluster.options.name)
+        let index = u32::try_from(index)?;
+        self.change(node, |state| state.recover(index))
+    }
+
+    fn change(&self, node: &str, change: impl FnOnce(&mut State)) -> anyhow::Result<()> {
+        let cards = self.cards.get(node).with_context(|| format!("node {node} has no GPUs"))?;
+        cards.update(|state| {
+            change(state);
+            Ok::<_, gantry_fake_nvml::Error>(())
+        })?;
+        Ok(())
     }
 
     pub(crate) fn stop_node(&self, node: &str) -> anyhow::Result<()> {
@@ -201,6 +228,38 @@ async fn connect(kubeconfig: &Path) -> anyhow::Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
+}
+
+/// Installs the simulated driver of a node.
+fn install(root: &Path, gantry: &Path, group: &NodeGroup, node: &str) -> anyhow::Result<Store> {
+    let built = gantry.parent().context("a program lies in a folder")?;
+    let config = serde_json::json!({
+        "model": group.profile, "count": group.gpus_per_node, "node": node,
+    });
+    let installed = gantry_fake_nvml::install(&InstallOptions {
+        root: root.to_owned(),
+        library: built.join("libgantry_fake_nvml.so"),
+        nvidia_smi: Some(built.join("nvidia-smi")).filter(|program| program.is_file()),
+        config: config.to_string(),
+        without: Vec::new(),
+    })
+    .with_context(|| format!("install the driver of {node}"))?;
+    Ok(installed.store)
+}
+
+/// The command line of a node's agent: its driver is laid out as a driver container does it.
+fn agent_arguments(node: &str) -> [&str; 9] {
+    [
+        "agent",
+        "--node-name",
+        node,
+        "--driver-root",
+        "/run/nvidia/driver",
+        "--sysfs",
+        "/run/nvidia/driver/sys",
+        "--procfs",
+        "/run/nvidia/driver/proc",
+    ]
 }
 
 /// The names of a group's nodes, as the embedded tier names them.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use gantry_agent::{Agent, FeatureOptions, Handle, IdentityMode};
-use gantry_gpu::{GpuBackend, Profile, SimGpus};
+use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
 use tokio::time::sleep;
 
@@ -31,6 +31,12 @@ pub(crate) struct AgentOptions {
     /// Where the driver is installed, as the host sees it.
     #[arg(long, value_name = "DIR", default_value = "/", env = "NVIDIA_DRIVER_ROOT")]
     driver_root: PathBuf,
+    /// Where sysfs is mounted, which tells NUMA nodes and the machine's name.
+    #[arg(long, value_name = "DIR", default_value = "/sys", env = "GANTRY_SYSFS")]
+    sysfs: PathBuf,
+    /// Where procfs is mounted, which tells capability devices of partitions.
+    #[arg(long, value_name = "DIR", default_value = "/proc", env = "GANTRY_PROCFS")]
+    procfs: PathBuf,
     /// Where the checkpoint goes; must outlive the agent.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gantry", env = "GANTRY_STATE_DIR")]
     state_dir: PathBuf,
@@ -125,7 +131,15 @@ async fn prepare(
     };
     let mut delay = RETRY.0;
     loop {
-        let attempt = backend(options, node_name)?.map_err(gantry_agent::Error::from).and_then(|backend| {
+        let (simulate, name) = (options.simulate, node_name.to_owned());
+        let driver = NvmlOptions {
+            driver_root: options.driver_root.clone(),
+            sysfs: options.sysfs.clone(),
+            proc: options.procfs.clone(),
+            ..NvmlOptions::default()
+        };
+        let opened = tokio::task::spawn_blocking(move || backend(simulate, &name, driver)).await?;
+        let attempt = opened.map_err(gantry_agent::Error::from).and_then(|backend| {
             Agent::new(gantry_agent::Options {
                 node_name: node_name.to_owned(),
                 backend,
@@ -158,16 +172,15 @@ async fn prepare(
     }
 }
 
-/// The GPUs, if they answer; the outer error cannot get better by waiting.
+/// The GPUs, if they answer. A driver may take a minute to start, so that this is called where it may block.
 fn backend(
-    options: &AgentOptions,
+    simulate: Option<Simulated>,
     node_name: &str,
-) -> anyhow::Result<Result<Arc<dyn GpuBackend>, gantry_gpu::Error>> {
-    match options.simulate {
-        Some(Simulated { profile, count }) => {
-            Ok(SimGpus::new(profile, count, node_name, 0).map(|gpus| gpus as Arc<dyn GpuBackend>))
-        }
-        None => Err(hint::error("this version does not speak to the driver yet", "--simulate a100-80:8")),
+    driver: NvmlOptions,
+) -> Result<Arc<dyn GpuBackend>, gantry_gpu::Error> {
+    match simulate {
+        Some(Simulated { profile, count }) => Ok(SimGpus::new(profile, count, node_name, 0)?),
+        None => Ok(NvmlGpus::open(driver)?),
     }
 }
 
