@@ -182,6 +182,18 @@ targets! {
         b"00000000 {\"version\":1}\n00000000 {}\n",
     ];
     pci_config: gantry_gpu::fuzzing::pci_config, [b"\xde\x10\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\0\0\0\x09\0\x1bVF\0\x16460.16\0\0\0\0r460_00\0\0\0"];
+    shim_command_line: gantry_oci_shim::fuzzing::command_line, [
+        b"--root\0/r\0--log=/l\0--systemd-cgroup\0create\0--bundle\0/b\0c1", b"--log-format\0json\0run\0-b/b\0--\0c1", b"delete\0--force\0create",
+    ];
+    shim_settings: gantry_oci_shim::fuzzing::settings, [
+        b"version = 1\nruntimes = ['runc', '/opt/crun']\nrefused = 'fail'\nspec-dirs = ['/etc/cdi']\nkinds = ['nvidia.com/gpu']\nlog = 'syslog'\nlog-level = \"debug\"\n",
+        b"accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nruntimes = [\"runc\"]\n[nvidia-container-runtime.modes.cdi]\ndefault-kind = \"nvidia.com/gpu\"\n",
+    ];
+    shim_configuration: gantry_oci_shim::fuzzing::configuration, [
+        b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=all\",\"GANTRY_SLOTS=a,b\"],\"capabilities\":{\"bounding\":[\"CAP_SYS_ADMIN\"]}},\"annotations\":{\"io.kubernetes.pod.uid\":\"u\",\"io.kubernetes.pod.name\":\"p\",\"io.kubernetes.pod.namespace\":\"n\",\"io.kubernetes.container.name\":\"c\"}}",
+        b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=none\"]},\"mounts\":[{\"source\":\"/dev/null\",\"destination\":\"/var/run/nvidia-container-devices/GPU-1\"}],\"hooks\":{\"prestart\":[{\"path\":\"/usr/bin/nvidia-container-runtime-hook\"}]},\"linux\":{}}",
+    ];
+    shim_device_names: gantry_oci_shim::fuzzing::device_names, [b"0,1,all", b"cdi/nvidia.com/gpu/0:1", b"imex/7", b"nvidia.com/gpu=GPU-1", b"../x"];
     kubelet_checkpoint: gantry_cluster::fuzzing::checkpoint, [
         b"{\"PodDeviceEntries\":[{\"PodUID\":\"u\",\"ContainerName\":\"c\",\"ResourceName\":\"nvidia.com/gpu\",\"DeviceIDs\":{\"-1\":[\"slot-0\"],\"0\":[\"slot-1\"]},\"AllocResp\":\"CgYKAUESAWIqCAoGYS5iL2M9\"}],\"RegisteredDevices\":{\"nvidia.com/gpu\":[\"slot-0\",\"slot-1\"]}}",
         b"{\"Data\":{\"PodDeviceEntries\":[],\"RegisteredDevices\":{}},\"Checksum\":1}",

@@ -112,6 +112,12 @@ impl Cache {
         Ok(edits)
     }
 
+    /// What every container with a device of a kind needs, without the device. `None` where no device of that kind can be injected.
+    pub fn common(&self, kind: &str) -> Option<&ContainerEdits> {
+        let entry = self.devices.iter().find(|(name, _)| name.kind() == kind).map(|(_, entry)| entry);
+        entry.map(|entry| &entry.spec.container_edits)
+    }
+
     /// Changes an OCI configuration so that the container can use these devices. On an error nothing is changed.
     pub fn inject(&self, config: &mut Value, names: &[DeviceName]) -> Result<(), Error> {
         apply(&self.edits(names)?, config)
@@ -225,6 +231,8 @@ mod tests {
         let cache = Cache::load(&[folder.path()]);
         let edits = cache.edits(&names(&["v.com/gpu=1", "v.com/gpu=0"])).unwrap();
         assert_eq!(edits.env, ["COMMON=x", "D1=x", "D0=x"]);
+        assert_eq!(cache.common("v.com/gpu").unwrap().env, ["COMMON=x"]);
+        assert_eq!(cache.common("v.com/other"), None);
     }
 
     #[test]

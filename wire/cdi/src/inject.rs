@@ -71,11 +71,19 @@ fn add_env(root: &mut Map<String, Value>, variables: &[String]) -> Result<(), Er
     let env = array(object(root, "process", "process")?, "env", "process.env")?;
     let name = |variable: &str| variable.split('=').next().unwrap_or_default().to_owned();
     for variable in variables {
-        let same =
-            env.iter_mut().find(|known| known.as_str().is_some_and(|text| name(text) == name(variable)));
-        match same {
-            Some(known) => *known = json!(variable),
-            None => env.push(json!(variable)),
+        let mut written = false;
+        // A name that stands there twice would keep its last value for the process.
+        env.retain_mut(|known| {
+            let same = known.as_str().is_some_and(|text| name(text) == name(variable));
+            let again = same && written;
+            if same && !written {
+                *known = json!(variable);
+                written = true;
+            }
+            !again
+        });
+        if !written {
+            env.push(json!(variable));
         }
     }
     Ok(())
@@ -270,6 +278,14 @@ mod tests {
                            "intelRdt": { "closID": "gold" } }
             })
         );
+    }
+
+    #[test]
+    fn a_variable_has_one_value_however_often_it_stood_there() {
+        let mut config = json!({ "process": { "env": ["NEW=a", "NEW2=b", "NEW=c"] } });
+        let edits = ContainerEdits { env: vec!["NEW=1".into()], ..ContainerEdits::default() };
+        apply(&edits, &mut config).unwrap();
+        assert_eq!(config["process"]["env"], json!(["NEW=1", "NEW2=b"]));
     }
 
     #[test]
