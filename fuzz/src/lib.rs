@@ -125,10 +125,10 @@ targets! {
         b"{\"env\":[\"A=1\"],\"deviceNodes\":[{\"path\":\"/dev/a\",\"type\":\"c\",\"major\":1,\"minor\":2,\"permissions\":\"rw\"}],\"hooks\":[{\"hookName\":\"prestart\",\"path\":\"/x\"}],\"mounts\":[{\"hostPath\":\"/a\",\"containerPath\":\"/b\"}],\"additionalGids\":[5]}\0{\"process\":{\"env\":[\"B=2\"],\"user\":{}},\"mounts\":[],\"linux\":{\"devices\":[]}}",
     ];
     shim_request: wire::shim_request, [
-        b"{\"v\":1,\"pod\":{\"namespace\":\"ml\",\"name\":\"train-0\",\"uid\":\"7f3c\"},\"container\":\"main\",\"slots\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n",
+        b"{\"v\":1,\"pod\":{\"namespace\":\"ml\",\"name\":\"train-0\",\"uid\":\"7f3c\"},\"container\":\"main\",\"devices\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n",
     ];
-    shim_answer: wire::shim_answer, [b"{\"v\":1,\"devices\":[\"nvidia.com/gpu=0\"]}\n", b"{\"v\":1,\"refused\":\"no\"}\n"];
-    shim_slots: wire::shim_slots, [b"GANTRY_SLOTS=slot-3,slot-0\0GANTRY_SLOTS_1=mig-0\0PATH=/bin", b"GANTRY_SLOTS=a\0GANTRY_SLOTS=b,c"];
+    shim_answer: wire::shim_answer, [b"{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"]}\n", b"{\"v\":1,\"refused\":\"no\"}\n"];
+    shim_granted: wire::shim_granted, [b"gantry.dev/devices.nvidia.com_gpu=slot-3,slot-0\0gantry.dev/devices.a=MIG-0\0x=y", b"gantry.dev/devices.a=a\0gantry.dev/devices.b=b,a"];
     http_path: gantry_apiserver::fuzzing::path, [
         b"/api/v1/namespaces/x/pods/y/log", b"/apis/apps/v1/namespaces/x/deployments/", b"/apis/g.io/v1/things/a%2Fb/status",
         b"/api/v1/namespaces/x/finalize", b"/openapi/v3/apis/apps/v1", b"//api//v1/nodes/%zz/%e9",
@@ -190,7 +190,7 @@ targets! {
         b"accept-nvidia-visible-devices-envvar-when-unprivileged = true\n[nvidia-container-runtime]\nruntimes = [\"runc\"]\n[nvidia-container-runtime.modes.cdi]\ndefault-kind = \"nvidia.com/gpu\"\n",
     ];
     shim_configuration: gantry_oci_shim::fuzzing::configuration, [
-        b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=all\",\"GANTRY_SLOTS=a,b\"],\"capabilities\":{\"bounding\":[\"CAP_SYS_ADMIN\"]}},\"annotations\":{\"io.kubernetes.pod.uid\":\"u\",\"io.kubernetes.pod.name\":\"p\",\"io.kubernetes.pod.namespace\":\"n\",\"io.kubernetes.container.name\":\"c\"}}",
+        b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=all\"],\"x\":1,\"capabilities\":{\"bounding\":[\"CAP_SYS_ADMIN\"]}},\"annotations\":{\"gantry.dev/devices.a\":\"slot-0,GPU-1\",\"io.kubernetes.pod.uid\":\"u\",\"io.kubernetes.pod.name\":\"p\",\"io.kubernetes.pod.namespace\":\"n\",\"io.kubernetes.container.name\":\"c\"}}",
         b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=none\"]},\"mounts\":[{\"source\":\"/dev/null\",\"destination\":\"/var/run/nvidia-container-devices/GPU-1\"}],\"hooks\":{\"prestart\":[{\"path\":\"/usr/bin/nvidia-container-runtime-hook\"}]},\"linux\":{}}",
     ];
     shim_device_names: gantry_oci_shim::fuzzing::device_names, [b"0,1,all", b"cdi/nvidia.com/gpu/0:1", b"imex/7", b"nvidia.com/gpu=GPU-1", b"../x"];

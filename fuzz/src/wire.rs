@@ -95,13 +95,13 @@ pub(crate) fn shim_answer(data: &[u8]) {
     }
 }
 
-/// The slots in an environment.
-pub(crate) fn shim_slots(data: &[u8]) {
+/// The devices that annotations grant.
+pub(crate) fn shim_granted(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    match gantry_shim::slots_of(text.split('\0')) {
-        Ok(slots) => {
-            let value = gantry_shim::encode_slots(&slots);
-            assert_eq!(gantry_shim::decode_slots(gantry_shim::SLOTS_VARIABLE, &value).ok(), Some(slots));
+    match gantry_shim::granted_devices(text.split('\0').filter_map(|pair| pair.split_once('='))) {
+        Ok(devices) => {
+            let again = gantry_shim::granted_devices([("gantry.dev/devices.x", devices.join(",").as_str())]);
+            assert_eq!(again.ok(), Some(devices));
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

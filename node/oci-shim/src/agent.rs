@@ -80,8 +80,11 @@ mod tests {
     #[test]
     fn an_answer_ends_with_its_line() {
         let devices = Answer::Devices(vec!["nvidia.com/gpu=0".into()]);
-        assert_eq!(answered(b"{\"v\":1,\"devices\":[\"nvidia.com/gpu=0\"]}\n", false), Ok(devices.clone()));
-        assert_eq!(answered(b"{\"v\":1,\"devices\":[\"nvidia.com/gpu=0\"]}", true), Ok(devices));
+        assert_eq!(
+            answered(b"{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"]}\n", false),
+            Ok(devices.clone())
+        );
+        assert_eq!(answered(b"{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"]}", true), Ok(devices));
         assert_eq!(answered(b"{\"v\":1,\"refused\":\"no\"}\n", true), Ok(Answer::Refused("no".into())));
     }
 

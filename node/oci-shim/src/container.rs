@@ -20,8 +20,10 @@ const PRIVILEGE: &str = "CAP_SYS_ADMIN";
 pub struct Container {
     /// The environment of its process, with the last value of each name.
     pub environment: BTreeMap<String, String>,
-    /// The slots that Gantry's device plugin granted it, in the kubelet's order.
-    pub slots: Vec<String>,
+    /// The ids of the devices that Gantry's device plugin granted it, in the kubelet's order.
+    pub granted: Vec<String>,
+    /// Whether somebody has asked the node agent already, and has brought what it said.
+    pub brought: bool,
     /// The annotations that the runtime wrote into the configuration.
     pub annotations: BTreeMap<String, String>,
     /// Whether `CAP_SYS_ADMIN` is in its bounding set: it can reach every device of the host anyway.
@@ -62,13 +64,12 @@ impl Container {
             Some(_) => return Err(field("process", "an object")),
         };
         let variables = texts(process.get("env"), "process.env")?;
-        let slots = gantry_shim::slots_of(variables.iter().copied())?;
         let environment = variables
             .iter()
             .filter_map(|variable| variable.split_once('='))
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
-        let annotations = match object.get("annotations") {
+        let annotations: BTreeMap<String, String> = match object.get("annotations") {
             None | Some(Value::Null) => BTreeMap::new(),
             Some(Value::Object(map)) => map
                 .iter()
@@ -84,6 +85,9 @@ impl Container {
                 .collect::<Result<_, Error>>()?,
             Some(_) => return Err(field("annotations", "an object")),
         };
+        let texts_of = annotations.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let granted = gantry_shim::granted_devices(texts_of)?;
+        let brought = annotations.get(gantry_shim::GPUS_ANNOTATION).is_some_and(|gpus| !gpus.is_empty());
         let capabilities = process.get("capabilities").and_then(|sets| sets.get("bounding"));
         let privileged = texts(capabilities, "process.capabilities.bounding")?.contains(&PRIVILEGE);
         let mounts = match object.get("mounts") {
@@ -92,7 +96,7 @@ impl Container {
             Some(_) => return Err(field("mounts", "a list")),
         };
         let markers = mounts.iter().filter_map(marker).map(str::to_owned).collect();
-        Ok(Self { environment, slots, annotations, privileged, markers })
+        Ok(Self { environment, granted, brought, annotations, privileged, markers })
     }
 
     /// Whose container it is, as the runtime says.
@@ -111,6 +115,17 @@ impl Container {
             uid: find(UID, "no pod UID")?,
             container: find(CONTAINER, "no container name")?,
         })
+    }
+
+    /// Whether the node agent has to say which GPUs the container gets.
+    pub fn has_slots(&self) -> bool {
+        !self.brought && self.granted.iter().any(|id| gantry_shim::is_slot(id))
+    }
+
+    /// Whether the kubelet granted every one of these devices. One that is shared has `::` and a number behind the device's own id.
+    pub(crate) fn is_granted(&self, list: &str) -> bool {
+        let of = |granted: &String, id: &str| granted.split("::").next() == Some(id);
+        list.split(',').all(|id| !id.is_empty() && self.granted.iter().any(|granted| of(granted, id)))
     }
 
     /// How the container is called in messages.
@@ -160,10 +175,10 @@ mod tests {
     fn what_counts_is_read_as_the_process_will_see_it() {
         let container = Container::parse(&json!({
             "process": {
-                "env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0", "GANTRY_SLOTS=slot-1", "ODD"],
+                "env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=0", "ODD"],
                 "capabilities": { "bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"] }
             },
-            "annotations": { "a": "b" },
+            "annotations": { "a": "b", "gantry.dev/devices.nvidia.com_gpu": "slot-1" },
             "mounts": [
                 { "destination": "/proc", "type": "proc", "source": "proc" },
                 { "destination": "/var/run/nvidia-container-devices/GPU-1", "source": "/dev/null" },
@@ -175,7 +190,8 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(container.environment["NVIDIA_VISIBLE_DEVICES"], "0");
-        assert_eq!(container.slots, ["slot-1"]);
+        assert_eq!(container.granted, ["slot-1"]);
+        assert!(container.has_slots());
         assert!(container.privileged);
         assert_eq!(container.markers, ["GPU-1", "imex/0"]);
     }
@@ -219,8 +235,8 @@ mod tests {
                 "config.json: process.capabilities.bounding must be a list",
             ),
             (
-                json!({ "process": { "env": ["GANTRY_SLOTS=slot-0\nslot-1"] } }),
-                "config.json: process.env: GANTRY_SLOTS: \"slot-0\\nslot-1\" is no slot: a slot has 1 to 63 letters, digits, '-', '_', '.' and ':'",
+                json!({ "annotations": { "gantry.dev/devices.x": "slot-0\nslot-1" } }),
+                "config.json: annotation gantry.dev/devices.x: \"slot-0\\nslot-1\" is no device: an id has 1 to 63 letters, digits, '-', '_', '.' and ':'",
             ),
         ] {
             assert_eq!(Container::parse(&config).unwrap_err().to_string(), text);

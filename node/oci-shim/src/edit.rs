@@ -60,7 +60,7 @@ pub fn edit(config: &mut Value, policy: &Policy, world: &dyn World) -> Result<Ou
     if let Some(reason) = &wish.refused {
         note(Level::Warning, reason.clone());
     }
-    let granted = if container.slots.is_empty() { Vec::new() } else { ask(&container, policy, world)? };
+    let granted = if container.has_slots() { ask(&container, policy, world)? } else { Vec::new() };
     let mut edited = config.clone();
     let wanted = !granted.is_empty()
         || wish.driver
@@ -109,18 +109,20 @@ pub fn edit(config: &mut Value, policy: &Policy, world: &dyn World) -> Result<Ou
 
 /// What the node agent says that the container gets.
 fn ask(container: &Container, policy: &Policy, world: &dyn World) -> Result<Vec<DeviceName>, Error> {
-    let slots = container.slots.join(",");
+    let slots = container.granted.join(",");
     let Identity { namespace, pod, uid, container: name } =
         container.identity().map_err(|missing| Error::NoIdentity { slots: slots.clone(), missing })?;
     let display = format!("{namespace}/{pod}");
     let annotations: BTreeMap<String, String> = container
         .annotations
         .iter()
-        .filter(|(key, _)| key.starts_with(OWN_ANNOTATIONS))
+        .filter(|(key, _)| {
+            key.starts_with(OWN_ANNOTATIONS) && !key.starts_with(gantry_shim::DEVICES_ANNOTATION)
+        })
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     let pod = Pod { namespace, name: pod, uid };
-    let request = Request::new(pod, name.clone(), container.slots.clone(), annotations);
+    let request = Request::new(pod, name.clone(), container.granted.clone(), annotations);
     match world.ask(policy, &request) {
         Ok(Answer::Devices(devices)) => {
             devices.iter().map(|text| text.parse::<DeviceName>().map_err(Error::from)).collect()

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use gantry_cdi::DeviceName;
-
 use crate::MAX_CONFIG;
 
 /// A failure or a refusal.
@@ -138,17 +136,9 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// What the agent gives cannot be injected.
-    #[error("the node agent gives {device}: {source}")]
-    AgentDevice {
-        /// The device.
-        device: DeviceName,
-        /// What is wrong.
-        source: gantry_cdi::Error,
-    },
-    /// The slots of the container cannot be read.
-    #[error("config.json: process.env: {0}")]
-    Slots(#[from] gantry_shim::Error),
+    /// What the container was granted cannot be read.
+    #[error("config.json: {0}")]
+    Granted(#[from] gantry_shim::Error),
     /// The devices cannot be injected.
     #[error(transparent)]
     Cdi(#[from] gantry_cdi::Error),

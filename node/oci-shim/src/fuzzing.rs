@@ -44,7 +44,7 @@ impl World for Nowhere {
 
     fn ask(&self, _: &Policy, request: &Request) -> Result<Answer, String> {
         request.encode().map_err(|error| error.to_string())?;
-        Ok(Answer::Devices(request.slots.clone()))
+        Ok(Answer::Devices(request.devices.clone()))
     }
 }
 

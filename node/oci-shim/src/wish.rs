@@ -69,7 +69,8 @@ impl Wish {
     /// Where something is asked for in a form that no device has, or policy is strict about what it does not allow.
     pub fn of(container: &Container, policy: &Policy) -> Result<Self, Error> {
         let annotated = annotated(container, policy)?;
-        let decided = !container.slots.is_empty()
+        let decided = container.has_slots()
+            || container.brought
             || annotated
                 .devices
                 .iter()
@@ -95,7 +96,8 @@ impl Wish {
         if matches!(value, "" | "void") || value == crate::container::MARKERS {
             return Ok(wish);
         }
-        if !container.privileged && !policy.accept_environment {
+        // What the kubelet granted may stand there: the device plugin can say it that way.
+        if !container.privileged && !policy.accept_environment && !container.is_granted(value) {
             wish.refused = Some(format!(
                 "{VISIBLE_DEVICES}={} is not honoured: the container is unprivileged, and every image can set the variable; \
                  request GPUs in resources.limits, or set accept-env-when-unprivileged in {}",

@@ -1,32 +1,33 @@
-//! What can be wrong with slots and messages.
+//! What can be wrong with annotations and messages.
 
-use crate::{MAX_LINE, MAX_SLOTS};
+use crate::granted::RULE;
+use crate::{MAX_DEVICES, MAX_LINE};
 
-/// Why a text is no list of slots, or no message.
+/// Why a text is no list of devices, or no message.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A slot has a form that no device plugin offers.
-    #[error("{variable}: {slot:?} is no slot: a slot has 1 to 63 letters, digits, '-', '_', '.' and ':'")]
-    Slot {
-        /// The environment variable.
-        variable: String,
+    /// A device has a form that no device plugin offers.
+    #[error("annotation {key}: {id:?} is no device: {}", RULE)]
+    Device {
+        /// The annotation's key.
+        key: String,
         /// The text, shortened.
-        slot: String,
+        id: String,
     },
-    /// One container has a slot twice.
-    #[error("{variable}: {slot} stands there twice: a slot is granted once")]
+    /// One container has a device twice.
+    #[error("annotation {key}: {id} stands there twice: a device is granted once")]
     Twice {
-        /// The environment variable.
-        variable: String,
-        /// The slot.
-        slot: String,
+        /// The annotation's key.
+        key: String,
+        /// The device.
+        id: String,
     },
-    /// More slots than a node can have.
-    #[error("{variable}: more than {} slots", MAX_SLOTS)]
+    /// More devices than a node can have.
+    #[error("annotation {key}: more than {} devices", MAX_DEVICES)]
     TooMany {
-        /// The environment variable.
-        variable: String,
+        /// The annotation's key.
+        key: String,
     },
     /// A message is too long to be read.
     #[error("a message of more than {} bytes is refused", MAX_LINE)]

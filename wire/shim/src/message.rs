@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, MAX_SLOTS, slots};
+use crate::granted::{RULE, is_id};
+use crate::{Error, MAX_DEVICES};
 
 /// The most bytes of a message, its line end included. An assignment, the largest part, has at most 64 KiB.
 pub const MAX_LINE: usize = 256 << 10;
@@ -24,8 +25,8 @@ pub struct Request {
     pub pod: Pod,
     /// The container's name.
     pub container: String,
-    /// The slots, in the kubelet's order.
-    pub slots: Vec<String>,
+    /// The ids of the devices, in the kubelet's order.
+    pub devices: Vec<String>,
     /// The annotations of `gantry.dev` that reached `config.json`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -61,7 +62,7 @@ struct Version {
 #[serde(deny_unknown_fields)]
 struct WireAnswer {
     v: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "cdiDevices", default, skip_serializing_if = "Option::is_none")]
     devices: Option<Vec<String>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
@@ -72,10 +73,10 @@ impl Request {
     pub fn new(
         pod: Pod,
         container: String,
-        slots: Vec<String>,
+        devices: Vec<String>,
         annotations: BTreeMap<String, String>,
     ) -> Self {
-        Self { v: CURRENT, pod, container, slots, annotations }
+        Self { v: CURRENT, pod, container, devices, annotations }
     }
 
     /// The message with its line end.
@@ -110,13 +111,11 @@ impl Request {
                 return Err(invalid(field, value, "must have 1 to 253 letters, digits, '-', '_' and '.'"));
             }
         }
-        if self.slots.len() > MAX_SLOTS {
-            return Err(invalid("slots", &self.slots.len().to_string(), "must be at most 1024"));
+        if self.devices.len() > MAX_DEVICES {
+            return Err(invalid("devices", &self.devices.len().to_string(), "must be at most 1024"));
         }
-        match self.slots.iter().find(|slot| !slots::is_slot(slot)) {
-            Some(slot) => {
-                Err(invalid("slots", slot, "must have 1 to 63 letters, digits, '-', '_', '.' and ':'"))
-            }
+        match self.devices.iter().find(|id| !is_id(id)) {
+            Some(id) => Err(invalid("devices", id, RULE)),
             None => Ok(()),
         }
     }
@@ -143,7 +142,7 @@ impl Answer {
         match read::<WireAnswer>(line)? {
             WireAnswer { devices: Some(devices), refused: None, .. } => Ok(Self::Devices(devices)),
             WireAnswer { devices: None, refused: Some(text), .. } => Ok(Self::Refused(text)),
-            WireAnswer { .. } => Err(invalid("answer", "", "must have either devices or refused")),
+            WireAnswer { .. } => Err(invalid("answer", "", "must have either cdiDevices or refused")),
         }
     }
 }
@@ -184,15 +183,15 @@ mod tests {
     #[test]
     fn messages_are_these_lines() {
         let text = "{\"v\":1,\"pod\":{\"namespace\":\"ml\",\"name\":\"train-0\",\"uid\":\"7f3c\"},\"container\":\"main\",\
-                    \"slots\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n";
+                    \"devices\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n";
         assert_eq!(request().encode().unwrap(), text.as_bytes());
         assert_eq!(Request::decode(text.as_bytes()).unwrap(), request());
         for (answer, text) in [
             (
                 Answer::Devices(vec!["nvidia.com/gpu=0".into()]),
-                "{\"v\":1,\"devices\":[\"nvidia.com/gpu=0\"]}\n",
+                "{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"]}\n",
             ),
-            (Answer::Devices(Vec::new()), "{\"v\":1,\"devices\":[]}\n"),
+            (Answer::Devices(Vec::new()), "{\"v\":1,\"cdiDevices\":[]}\n"),
             (Answer::Refused("no".into()), "{\"v\":1,\"refused\":\"no\"}\n"),
         ] {
             assert_eq!(answer.encode().unwrap(), text.as_bytes());
@@ -211,15 +210,18 @@ mod tests {
             ("{\"v\":1}", "not a message: missing field `pod` at line 1 column 7".to_owned()),
             (&whole.replace("7f3c", ""), format!("pod.uid: invalid value \"\": {names}")),
             (&whole.replace("train-0", "a/b"), format!("pod.name: invalid value \"a/b\": {names}")),
-            (&whole.replace("slot-3", "a b"), "slots: invalid value \"a b\": must have 1 to 63 letters, digits, '-', '_', '.' and ':'".to_owned()),
-            (&whole.replace("slots", "slot"), "not a message: unknown field `slot`, expected one of `v`, `pod`, `container`, `slots`, `annotations` at line 1 column 87".to_owned()),
+            (&whole.replace("slot-3", "a b"), format!("devices: invalid value \"a b\": {RULE}")),
+            (&whole.replace("devices", "device"), "not a message: unknown field `device`, expected one of `v`, `pod`, `container`, `devices`, `annotations` at line 1 column 89".to_owned()),
             (&" ".repeat(MAX_LINE + 1), "a message of more than 262144 bytes is refused".to_owned()),
         ] {
             assert_eq!(Request::decode(line.as_bytes()).unwrap_err().to_string(), text, "{line:.80}");
         }
-        for line in ["{\"v\":1}", "{\"v\":1,\"devices\":[],\"refused\":\"x\"}"] {
+        for line in ["{\"v\":1}", "{\"v\":1,\"cdiDevices\":[],\"refused\":\"x\"}"] {
             let error = Answer::decode(line.as_bytes()).unwrap_err();
-            assert_eq!(error.to_string(), "answer: invalid value \"\": must have either devices or refused");
+            assert_eq!(
+                error.to_string(),
+                "answer: invalid value \"\": must have either cdiDevices or refused"
+            );
         }
         let mut large = request();
         large.annotations.insert("a".into(), "x".repeat(MAX_LINE));

@@ -63,6 +63,12 @@ fn with_env(mut value: Value, variables: &[&str]) -> Value {
     value
 }
 
+fn granted(name: &str, devices: &str) -> Value {
+    let mut value = config(name);
+    value["annotations"]["gantry.dev/devices.nvidia.com_gpu"] = json!(devices);
+    value
+}
+
 fn marker(id: &str) -> Value {
     json!({ "destination": format!("/var/run/nvidia-container-devices/{id}"), "type": "bind",
             "source": "/dev/null", "options": ["rbind", "ro"] })
@@ -93,7 +99,7 @@ fn configurations_of_every_runtime_become_what_the_golden_files_say() {
     let mut annotated = config("containerd.json");
     annotated["annotations"]["cdi.k8s.io/nvidia-device-plugin_1"] =
         json!("nvidia.com/gpu=GPU-1,nvidia.com/gpu=0:1");
-    let granted = with_env(config("crio.json"), &["GANTRY_SLOTS=slot-2"]);
+    let slots = granted("crio.json", "slot-2");
     let agent = Machine::answering(Ok(Answer::Devices(vec!["nvidia.com/gpu=GPU-1".into()])));
     let mut privileged = config("containerd.json");
     privileged["process"]["capabilities"]["bounding"] = json!(["CAP_SYS_ADMIN"]);
@@ -105,7 +111,7 @@ fn configurations_of_every_runtime_become_what_the_golden_files_say() {
         ("containerd-annotations.json", annotated, Policy::default(), &machine),
         ("containerd-mounts.json", marked, Policy::default(), &machine),
         ("containerd-privileged.json", privileged, Policy::default(), &machine),
-        ("crio-slots.json", granted, Policy::default(), &agent),
+        ("crio-slots.json", slots, Policy::default(), &agent),
         ("docker-environment.json", config("docker.json"), open(), &machine),
         ("docker-driver-alone.json", alone, open(), &machine),
     ] {
@@ -118,7 +124,7 @@ fn configurations_of_every_runtime_become_what_the_golden_files_say() {
     }
     let asked = agent.asked.borrow();
     assert_eq!((asked[0].pod.name.as_str(), asked[0].container.as_str()), ("train-0", "main"));
-    assert_eq!(asked[0].slots, ["slot-2"]);
+    assert_eq!(asked[0].devices, ["slot-2"]);
     assert_eq!(asked[0].annotations.keys().collect::<Vec<_>>(), ["gantry.dev/assignment"]);
 }
 
@@ -165,8 +171,8 @@ fn each_form_goes_before_the_next() {
     assert!(!value.to_string().contains("nvidia-container-devices"));
     // Slots before mounts and environment, beside annotations.
     let agent = Machine::answering(Ok(Answer::Devices(vec!["nvidia.com/gpu=GPU-1".into()])));
-    let granted = with_markers(with_env(config("containerd.json"), &["GANTRY_SLOTS=slot-0"]), &["0"]);
-    let (value, _) = edited(granted, &open(), &agent);
+    let both = with_markers(granted("containerd.json", "slot-0"), &["0"]);
+    let (value, _) = edited(both, &open(), &agent);
     assert_eq!(devices(&value), ["/dev/nvidiactl", "/dev/nvidia1"]);
     // A network card in an annotation leaves the GPUs of the environment alone.
     let mut network = config("containerd.json");
@@ -175,34 +181,34 @@ fn each_form_goes_before_the_next() {
     assert_eq!(devices(&value), ["/dev/nvidia-caps-imex-channels/channel0"], "a device of NVIDIA's decides");
     // An agent that gives nothing: no GPU, and nothing of the environment either.
     let empty = Machine::answering(Ok(Answer::Devices(Vec::new())));
-    let (value, _) = edited(with_env(config("containerd.json"), &["GANTRY_SLOTS=slot-0"]), &open(), &empty);
+    let (value, _) = edited(granted("containerd.json", "slot-0"), &open(), &empty);
     assert_eq!(devices(&value), [""; 0]);
 }
 
 #[test]
 fn a_container_with_slots_is_created_with_what_the_agent_says_or_not_at_all() {
-    let granted = || with_env(config("containerd.json"), &["GANTRY_SLOTS=slot-3,slot-0"]);
+    let slots = || granted("containerd.json", "slot-3,slot-0");
     let policy = Policy::default();
     assert_eq!(
-        refused(granted(), &policy, &Machine::new()),
+        refused(slots(), &policy, &Machine::new()),
         "container main of pod ml/train-0 has slots (slot-3,slot-0), and the node agent that knows their GPUs does not answer at \
          /run/gantry/agent.sock: nobody listens; the container is tried again when the agent runs"
     );
     let says = |answer| Machine::answering(Ok(answer));
     assert_eq!(
-        refused(granted(), &policy, &says(Answer::Refused("GPU-1 belongs to pod x/y".into()))),
+        refused(slots(), &policy, &says(Answer::Refused("GPU-1 belongs to pod x/y".into()))),
         "the node agent refuses container main of pod ml/train-0: GPU-1 belongs to pod x/y"
     );
     assert_eq!(
-        refused(granted(), &policy, &says(Answer::Devices(vec!["GPU-1".into()]))),
+        refused(slots(), &policy, &says(Answer::Devices(vec!["GPU-1".into()]))),
         "\"GPU-1\" is no CDI device name: it has no '='; write vendor/class=name, as in nvidia.com/gpu=0"
     );
     assert_eq!(
-        refused(granted(), &policy, &says(Answer::Devices(vec!["nvidia.com/gpu=7".into()]))),
+        refused(slots(), &policy, &says(Answer::Devices(vec!["nvidia.com/gpu=7".into()]))),
         "unresolvable CDI devices nvidia.com/gpu=7"
     );
     for (key, missing) in [("sandbox-uid", "no pod UID"), ("container-name", "no container name")] {
-        let mut unknown = granted();
+        let mut unknown = slots();
         unknown["annotations"].as_object_mut().unwrap().remove(&format!("io.kubernetes.cri.{key}"));
         assert_eq!(
             refused(unknown, &policy, &Machine::new()),
@@ -211,6 +217,27 @@ fn a_container_with_slots_is_created_with_what_the_agent_says_or_not_at_all() {
             )
         );
     }
+}
+
+#[test]
+fn what_another_has_brought_is_not_asked_for_again() {
+    let mut told = granted("containerd.json", "slot-0");
+    told["annotations"]["gantry.dev/gpus"] = json!("GPU-1");
+    let (value, outcome) = edited(told.clone(), &open(), &Machine::new());
+    assert_eq!(
+        (value, outcome),
+        (told, Outcome::default()),
+        "no agent is asked, and the environment does not count"
+    );
+    // The kubelet's own choice, which the runtime was told of, or finds in the environment.
+    let (value, _) = edited(granted("containerd.json", "GPU-1"), &Policy::default(), &Machine::new());
+    assert_eq!(devices(&value), [""; 0]);
+    let mut named = with_env(granted("containerd.json", "GPU-1::2"), &["NVIDIA_VISIBLE_DEVICES=GPU-1"]);
+    let (value, _) = edited(named.clone(), &Policy::default(), &Machine::new());
+    assert_eq!(devices(&value), ["/dev/nvidiactl", "/dev/nvidia1"]);
+    named = with_env(named, &["NVIDIA_VISIBLE_DEVICES=GPU-1,0"]);
+    let (value, _) = edited(named, &Policy::default(), &Machine::new());
+    assert_eq!(devices(&value), [""; 0], "one of them was not granted");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn annotated() -> Value {
 
 fn granted() -> Value {
     let mut value = config("containerd.json");
-    value["process"]["env"].as_array_mut().unwrap().push(json!("GANTRY_SLOTS=slot-0"));
+    value["annotations"]["gantry.dev/devices.nvidia.com_gpu"] = json!("slot-0");
     value
 }
 
@@ -228,7 +228,7 @@ fn slots_are_brought_by_the_agent_and_by_nobody_else() {
             && said.contains("No such file"),
         "{said}"
     );
-    let asked = agent(&machine.at("agent.sock"), "{\"v\":1,\"devices\":[\"nvidia.com/gpu=GPU-1\"]}\n");
+    let asked = agent(&machine.at("agent.sock"), "{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=GPU-1\"]}\n");
     assert_eq!(machine.create().status.code(), Some(7));
     assert_eq!(asked.join().unwrap().pod.uid, "7f3c0a52-5f0b-4b0e-9d0e-3f6d2c1b0a99");
     let seen = machine.seen().unwrap();

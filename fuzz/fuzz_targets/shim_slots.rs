@@ -1,3 +1,0 @@
-#![cfg_attr(fuzzing, no_main)]
-
-gantry_fuzz::fuzz_main!(shim_slots);
