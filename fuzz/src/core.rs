@@ -1,6 +1,6 @@
 //! Targets of the crates in `core/`.
 
-use gantry_apimachinery::{FieldPath, FieldSelector, JsonPath, Schema, Selector};
+use gantry_apimachinery::{FieldPath, FieldSelector, FieldSet, JsonPath, Schema, Selector};
 use gantry_kubetypes::{PROTOBUF_MAGIC, Types};
 use gantry_units::Quantity;
 use serde_json::{Value, json};
@@ -96,6 +96,24 @@ pub(crate) fn strategic_merge(data: &[u8]) {
             }
         }
         Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// FieldsV1: what is read is written in one form, and sets of it are sets.
+pub(crate) fn fields_v1(data: &[u8]) {
+    let Ok(fields) = serde_json::from_slice::<Value>(data) else { return };
+    match FieldSet::from_fields_v1(&fields) {
+        Ok(set) => {
+            let written = set.to_fields_v1();
+            let value = serde_json::from_str(&written).expect("what is written is JSON");
+            let again = FieldSet::from_fields_v1(&value).expect("what is written is a set of fields");
+            assert_eq!(again, set, "{written}");
+            assert_eq!(again.to_fields_v1(), written, "the written form is stable");
+            assert_eq!(set.union(&again), set);
+            assert!(set.difference(&again).is_empty());
+            assert!(set.members().iter().all(|path| set.contains(path)));
+        }
+        Err(error) => assert!(!error.is_empty()),
     }
 }
 

@@ -92,6 +92,10 @@ targets! {
         b"{\"spec\":{\"containers\":[{\"name\":\"a\"}]}}\0{\"spec\":{\"containers\":[{\"name\":\"a\",\"$patch\":\"delete\"}],\"$setElementOrder/containers\":[{\"name\":\"b\"}]}}",
         b"{\"metadata\":{\"finalizers\":[\"a\",\"b\"]}}\0{\"metadata\":{\"$deleteFromPrimitiveList/finalizers\":[\"a\"]},\"spec\":{\"$retainKeys\":[\"x\"]}}",
     ];
+    fields_v1: core::fields_v1, [
+        b"{\"f:spec\":{\".\":{},\"f:ports\":{\"k:{\\\"port\\\":10,\\\"protocol\\\":\\\"TCP\\\"}\":{\".\":{},\"f:name\":{}},\"v:1.5\":{},\"i:3\":{}},\"z:\":{}}}",
+        b"{\"k:{\\\"a\\\":[{}],\\\"b\\\":null}\":{\"f:\":{}},\"v:\\\"x\\\"\":{}}",
+    ];
     schema: core::schema, [
         b"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\",\"minimum\":1,\"default\":3},\"b\":{\"type\":\"array\",\"items\":{\"type\":\"string\",\"pattern\":\"^x\"}}},\"required\":[\"a\"]}\0{\"a\":0,\"b\":[\"y\",1],\"c\":{}}",
         b"{\"type\":\"object\",\"x-kubernetes-preserve-unknown-fields\":true,\"additionalProperties\":{\"x-kubernetes-int-or-string\":true}}\0{\"a\":\"5%\",\"b\":null}",

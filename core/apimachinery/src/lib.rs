@@ -13,10 +13,12 @@
 //! - [`Status`]: the `metav1.Status` of every kind of refusal.
 //! - [`Selector`], [`FieldSelector`]: which objects are meant.
 //! - [`json_patch`], [`merge_patch`], [`strategic_merge_patch`] with a [`MergeSchema`]: changes to an object.
+//! - [`ManagedFields`], [`FieldSet`], [`ApplySchema`]: server-side apply and who owns which field.
 //! - [`default_pod_resources`], [`validate_pod_resources`], [`effective_requests`]: what a pod asks of a node.
 //! - [`Schema`]: what a CustomResourceDefinition says of its objects.
 //! - [`JsonPath`], [`PrinterColumn`]: values named by a path, columns of `kubectl get`.
 
+mod apply;
 mod columns;
 mod field;
 mod jsonpath;
@@ -27,6 +29,11 @@ mod schema;
 mod selector;
 mod status;
 
+pub use apply::{
+    Applied, ApplyError, ApplyField, ApplyList, ApplyMap, ApplySchema, ApplyType, ApplyTypeId, ApplyTypes,
+    ApplyVersions, Conflict, FieldSet, ListIdentity, ManagedEntry, ManagedFields, Members,
+    Operation as FieldOperation, PathElement, ScalarType, Writer,
+};
 pub use columns::PrinterColumn;
 pub use field::{FieldError, FieldErrorKind, FieldPath};
 pub use jsonpath::JsonPath;

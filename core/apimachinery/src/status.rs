@@ -103,6 +103,18 @@ impl Status {
         )
     }
 
+    /// 409: an apply would change fields that others own. `causes` are one for each field.
+    pub fn apply_conflict(causes: Vec<Value>, message: String) -> Self {
+        let mut status = Self::new(409, "Conflict", message);
+        status.details.insert("causes".to_owned(), causes.into());
+        status
+    }
+
+    /// 500: a failure to which Kubernetes gives no reason.
+    pub fn unclassified(message: String) -> Self {
+        Self::new(500, "", message)
+    }
+
     /// 422: fields of the object break rules. `kind.resource` is the kind (`Pod`), as the API server cites it here.
     pub fn invalid(kind: ResourceName<'_>, errors: &[FieldError]) -> Self {
         let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();

@@ -7,6 +7,7 @@
 //! ```text
 //!                      ┌─▶ Types::check, Types::prune   strict field validation, as `fieldValidation=Strict|Warn|Ignore` asks
 //!  data/*.types ─▶ Types ─▶ decode                      `application/vnd.kubernetes.protobuf` bodies into JSON
+//!                      ├─▶ Types::apply_schema          server-side apply: sets, maps and what is replaced as a whole
 //!                      ├─▶ MergeSchema                  strategic merge patch: strategy and merge key of each field
 //!                      └─▶ openapi::document            OpenAPI v3, for `kubectl explain`, `apply`, `diff`
 //! ```
@@ -27,6 +28,7 @@
 //! and `key=` (strategic merge), `list=` and `map=` (list type and map keys of server-side apply), `atomic`, `enum=A|B`, `default=JSON`.
 //! `data/descriptions.txt` has one line of words for the types and fields that are met most.
 
+mod apply;
 mod check;
 mod data;
 mod error;

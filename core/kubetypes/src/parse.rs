@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::apply::ApplyTable;
 use crate::table::{Group, small, type_id};
 use crate::{Error, Field, Kind, Leaf, ListType, PatchStrategy, Scalar, Shape, Type, TypeId, Types};
 
@@ -180,7 +181,14 @@ impl Parser {
             by_kind.insert((kind.group, kind.version, kind.kind), small(kinds.len()));
             kinds.push(kind);
         }
-        Ok(Types { groups: self.groups, list: self.types, kinds, by_name: self.by_name, by_kind })
+        Ok(Types {
+            groups: self.groups,
+            list: self.types,
+            kinds,
+            by_name: self.by_name,
+            by_kind,
+            apply: ApplyTable::default(),
+        })
     }
 }
 

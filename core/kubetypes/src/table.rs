@@ -3,12 +3,19 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::apply::ApplyTable;
 use crate::parse::Parser;
 use crate::{Error, data};
 
 /// Index of a [`Type`] in its [`Types`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeId(u32);
+
+impl TypeId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
 
 /// A value that is not described by further fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,6 +236,7 @@ pub struct Types {
     pub(crate) kinds: Vec<Kind>,
     pub(crate) by_name: HashMap<String, TypeId>,
     pub(crate) by_kind: HashMap<(&'static str, &'static str, &'static str), u32>,
+    pub(crate) apply: ApplyTable,
 }
 
 static BUILTIN: LazyLock<Types> = LazyLock::new(|| {
@@ -308,6 +316,7 @@ impl Types {
             json.sort_unstable();
             types.list[index].json = json;
         }
+        types.apply = ApplyTable::of(&types);
         Ok(types)
     }
 

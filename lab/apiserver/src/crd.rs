@@ -6,7 +6,8 @@
 use std::sync::Arc;
 
 use gantry_apimachinery::{
-    FieldError, FieldPath, PrinterColumn, Schema, validate_dns1035_label, validate_dns1123_subdomain,
+    ApplySchema, FieldError, FieldPath, PrinterColumn, Schema, validate_dns1035_label,
+    validate_dns1123_subdomain,
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -55,6 +56,11 @@ impl CustomVersion {
 
     pub(crate) fn validate(&self, object: &Value, old: Option<&Value>) -> Vec<FieldError> {
         self.schema.validate(object, old)
+    }
+
+    /// What server-side apply must know of the objects.
+    pub(crate) fn apply(&self) -> ApplySchema<'_> {
+        self.schema.apply()
     }
 
     /// The schema as it was written.
@@ -360,7 +366,11 @@ pub(crate) fn clean_up(server: &Inner, name: &str) {
         list.retain(|finalizer| finalizer != CLEANUP);
     }
     if crate::verbs::finalizers(&rest).is_empty() {
-        if server.store.delete(&resource, &Object::new(rest, definition.revision)).is_ok() {
+        if server
+            .store
+            .delete(&resource, &Object::new(rest, definition.managed.clone(), definition.revision))
+            .is_ok()
+        {
             register(server, &definition.value, true);
         }
     } else {

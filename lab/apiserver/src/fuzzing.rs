@@ -34,7 +34,9 @@ pub fn bearer_token(data: &[u8]) {
     static SERVER: LazyLock<(Store, Authenticator)> = LazyLock::new(|| {
         let store = Store::open(None, 10).expect("a store in memory opens");
         let account = json!({"metadata": {"namespace": "n", "name": "a", "uid": "u"}});
-        store.create(&ResourceId::from("serviceaccounts"), account).expect("the first of its name");
+        store
+            .create(&ResourceId::from("serviceaccounts"), account, gantry_apimachinery::ManagedFields::NONE)
+            .expect("the first of its name");
         (store, Authenticator::new())
     });
     let (store, authenticator) = &*SERVER;

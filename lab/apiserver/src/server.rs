@@ -118,6 +118,13 @@ impl ApiServer {
         self.client_for(User::new(user, groups))
     }
 
+    /// A client in this process for a component of the cluster, which may do everything. What it writes is its own by this name,
+    /// unless a request says otherwise; what it reads has no `metadata.managedFields`, which are for people and for who applies.
+    /// Call within a tokio runtime.
+    pub fn component_client(&self, name: &'static str) -> kube::Client {
+        kube::Client::new(ApiService::for_component(self.clone(), User::admin(), name), "default")
+    }
+
     fn client_for(&self, user: User) -> kube::Client {
         kube::Client::new(ApiService::new(self.clone(), Some(user)), "default")
     }

@@ -16,7 +16,7 @@ use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::Value;
 
-use crate::control::Control;
+use crate::control::{CONTROLLERS, Control};
 use crate::kubelet::{AGENT_DAEMON_SET, Hub, KUBELET_VERSION, Kubelet, daemon_set};
 use crate::machine::{Machine, Plate, Shared};
 use crate::remote::Backend;
@@ -120,18 +120,25 @@ impl Cluster {
         }
 
         let shared_tasks = Tasks::new(cancel.clone());
-        let (recorder, recording) = EventRecorder::new(client.clone(), Arc::clone(&clock), Arc::clone(&ids));
+        let kubelets = api.component_client("kubelet");
+        let (recorder, recording) =
+            EventRecorder::new(kubelets.clone(), Arc::clone(&clock), Arc::clone(&ids));
         shared_tasks.spawn_until_cancelled(recording);
-        let control = Control::start(&api, &client, &clock, &ids, &cancel)?;
-        node_lifecycle::start(client.clone(), Arc::clone(&clock), recorder.clone(), &shared_tasks);
+        let control = Control::start(&api, &clock, &ids, &cancel)?;
+        node_lifecycle::start(
+            api.component_client(CONTROLLERS),
+            Arc::clone(&clock),
+            recorder.clone(),
+            &shared_tasks,
+        );
         let shared = Shared {
-            hub: Hub::start(client.clone(), &shared_tasks),
+            hub: Hub::start(kubelets.clone(), &shared_tasks),
             folder_watch: plates
                 .iter()
                 .any(|plate| plate.gpu_count > 0)
                 .then(FolderWatch::new)
                 .and_then(Result::ok),
-            client: client.clone(),
+            client: kubelets,
             clock,
             ids,
             recorder,

@@ -4,9 +4,11 @@ use gantry_apiserver::ApiServer;
 use gantry_kit::{CancellationToken, SharedClock, SharedIds, Tasks};
 use gantry_scheduler::Scheduler;
 use gantry_workloads::Workloads;
-use kube::Client;
 
 use crate::Error;
+
+/// The name under which Kubernetes' own controllers write.
+pub(crate) const CONTROLLERS: &str = "kube-controller-manager";
 
 /// What runs beside the API server.
 pub(crate) struct Control {
@@ -21,7 +23,6 @@ impl Control {
     /// Starts controllers and scheduler; they run until `cancel`.
     pub(crate) fn start(
         api: &ApiServer,
-        client: &Client,
         clock: &SharedClock,
         ids: &SharedIds,
         cancel: &CancellationToken,
@@ -30,10 +31,12 @@ impl Control {
         let (server, token) = (api.clone(), cancel.clone());
         controllers.spawn(async move { server.run_controllers(token).await });
         let workloads = gantry_workloads::Options::new(clock.clone(), ids.clone());
-        controllers.spawn(Workloads::new(client.clone(), workloads).run(cancel.clone()));
+        controllers.spawn(Workloads::new(api.component_client(CONTROLLERS), workloads).run(cancel.clone()));
         let volcano = gantry_controllers::Options { clock: clock.clone() };
-        controllers.spawn(gantry_controllers::run(client.clone(), volcano, cancel.clone()));
-        let mut options = gantry_scheduler::Options::new(client.clone(), clock.clone(), ids.clone());
+        let client = api.component_client("vc-controller-manager");
+        controllers.spawn(gantry_controllers::run(client, volcano, cancel.clone()));
+        let client = api.component_client("gantry-scheduler");
+        let mut options = gantry_scheduler::Options::new(client, clock.clone(), ids.clone());
         // No Volcano runs here whose pods these could be.
         options.scheduler_names.insert("volcano".to_owned());
         let scheduler = tokio::sync::Mutex::new(start_scheduler(&options, cancel)?);

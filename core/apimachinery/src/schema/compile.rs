@@ -84,6 +84,7 @@ impl Compiler {
         node.kind = self.kind(schema, &node, path, place);
         self.children(&mut node, schema, path, place, depth);
         node.list_type = self.list_type(schema, &node, path);
+        node.is_atomic = self.is_atomic(schema, &node, path);
         if let Some(default) = schema.get("default") {
             let path = path.child("default");
             // A default may rely on the defaults within it.
@@ -262,6 +263,27 @@ impl Compiler {
             Some(other) => {
                 self.errors.push(FieldError::not_supported(&kind_path, other, ["atomic", "set", "map"]));
                 ListType::Atomic
+            }
+        }
+    }
+
+    fn is_atomic(&mut self, schema: &Map<String, Value>, node: &Node, path: &FieldPath) -> bool {
+        let kind = self.text(schema, "x-kubernetes-map-type", path);
+        if kind.is_some() && node.kind != Some(Type::Object) {
+            let rule = "must be object if x-kubernetes-map-type is specified";
+            self.errors.push(FieldError::invalid(
+                &path.child("type"),
+                node.kind.map_or("", Type::name),
+                rule,
+            ));
+        }
+        match kind.as_deref() {
+            None | Some("granular") => false,
+            Some("atomic") => true,
+            Some(other) => {
+                let path = path.child("x-kubernetes-map-type");
+                self.errors.push(FieldError::not_supported(&path, other, ["atomic", "granular"]));
+                false
             }
         }
     }

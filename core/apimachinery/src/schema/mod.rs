@@ -8,6 +8,7 @@
 //!
 //! An API server does these in this order on every write. Rules and words are those of `k8s.io/apiextensions-apiserver`.
 
+mod apply;
 mod change;
 mod compile;
 mod formats;
@@ -20,13 +21,14 @@ use serde_json::Value;
 
 use self::node::Node;
 use self::rules::Rules;
-use crate::{FieldError, FieldPath};
+use crate::{ApplySchema, ApplyTypeId, ApplyTypes, FieldError, FieldPath};
 
 /// The compiled schema of one version of a custom resource. Cheap to share behind an `Arc`.
 #[derive(Debug)]
 pub struct Schema {
     root: Node,
     rules: Option<Rules>,
+    apply: (ApplyTypes, ApplyTypeId),
 }
 
 impl Schema {
@@ -34,7 +36,13 @@ impl Schema {
     pub fn compile(schema: &Value, path: &FieldPath) -> Result<Self, Vec<FieldError>> {
         let root = compile::root(schema, path)?;
         let rules = Rules::compile(schema, path)?;
-        Ok(Self { root, rules })
+        let apply = apply::types(&root);
+        Ok(Self { root, rules, apply })
+    }
+
+    /// What server-side apply must know of the objects.
+    pub fn apply(&self) -> ApplySchema<'_> {
+        ApplySchema { types: &self.apply.0, root: self.apply.1 }
     }
 
     /// Gives each missing field its default, inside the objects that are there. A null where null is not allowed counts as missing.

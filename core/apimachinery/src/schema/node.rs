@@ -73,6 +73,8 @@ pub(super) struct Node {
     pub(super) additional: Additional,
     pub(super) items: Option<Box<Self>>,
     pub(super) list_type: ListType,
+    /// Server-side apply replaces the object as a whole.
+    pub(super) is_atomic: bool,
     pub(super) minimum: Option<Bound>,
     pub(super) maximum: Option<Bound>,
     pub(super) multiple_of: Option<Number>,

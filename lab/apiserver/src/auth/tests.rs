@@ -31,7 +31,7 @@ fn store() -> Store {
         let plural = format!("{}s", object["kind"].as_str().unwrap().to_lowercase());
         let id =
             if object["apiVersion"] == api { format!("{plural}.rbac.authorization.k8s.io") } else { plural };
-        store.create(&ResourceId::from(id), object).unwrap();
+        store.create(&ResourceId::from(id), object, gantry_apimachinery::ManagedFields::NONE).unwrap();
     }
     store
 }

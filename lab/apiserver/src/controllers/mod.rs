@@ -232,9 +232,9 @@ async fn edit(
     change: impl Fn(&serde_json::Value) -> serde_json::Value,
 ) -> Result<(), Status> {
     let call = Call::internal(server, resource, &target.namespace, &target.name);
-    modify(&call, Part::Everything, &[], |object| {
+    modify(&call, Part::Everything, &[], |object, _| {
         let same = object["metadata"]["uid"] == target.uid.as_str();
-        Ok(if same { change(object) } else { object.clone() })
+        Ok(if same { change(object) } else { object.clone() }.into())
     })
     .await
     .map(drop)
@@ -247,7 +247,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_failed_is_tried_again_however_busy_the_cluster_is() {
         let (sender, mut changes) = tokio::sync::mpsc::unbounded_channel();
-        let object = Arc::new(Object::new(json!({"metadata": {"name": "n"}}), 1));
+        let object = Arc::new(Object::new(
+            json!({"metadata": {"name": "n"}}),
+            gantry_apimachinery::ManagedFields::NONE,
+            1,
+        ));
         let change = Arc::new(Change { kind: ChangeKind::Modified, object, previous: None });
         let mut state = State::default();
         state.failed.insert(Work::Namespace("going".to_owned()));

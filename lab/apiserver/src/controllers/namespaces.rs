@@ -13,7 +13,7 @@ use crate::json::{items, map_at, text};
 use crate::registry::Resource;
 use crate::server::Inner;
 use crate::store::{ObjectKey, ResourceId};
-use crate::verbs::{Part, create_object, finalizers, modify, now};
+use crate::verbs::{Owners, Part, create_object, finalizers, modify, now};
 
 /// The ServiceAccount of pods that name none.
 pub(super) const DEFAULT_ACCOUNT: &str = "default";
@@ -32,7 +32,7 @@ pub(super) async fn ensure_account(server: &Arc<Inner>, namespace: &str) -> Resu
         "apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": DEFAULT_ACCOUNT, "namespace": namespace},
     });
     let call = Call::internal(server, accounts, namespace, "");
-    create_object(&call, account, &[]).await.map(drop)
+    create_object(&call, account, &[], Owners::Tracked).await.map(drop)
 }
 
 /// What keeps a namespace, with how many objects each.
@@ -78,10 +78,10 @@ pub(super) async fn terminate(server: &Arc<Inner>, name: &str) -> Result<(), Sta
     let call = Call::internal(server, namespaces, "", name);
     let time = now(&server.options.clock);
     let done = remains.resources.is_empty();
-    modify(&call, Part::Everything, &[], |current| {
+    modify(&call, Part::Everything, &[], |current, _| {
         let mut new = current.clone();
         if new["metadata"]["uid"] != namespace.value["metadata"]["uid"] {
-            return Ok(new);
+            return Ok(new.into());
         }
         if done {
             let kept =
@@ -90,7 +90,7 @@ pub(super) async fn terminate(server: &Arc<Inner>, name: &str) -> Result<(), Sta
         }
         let conditions = conditions(&remains, &current["status"]["conditions"], &time);
         map_at(&mut new, &["status"]).insert("conditions".to_owned(), conditions);
-        Ok(new)
+        Ok(new.into())
     })
     .await
     .map(drop)

@@ -31,12 +31,18 @@ use serde_json::json;
 pub struct ApiService {
     server: ApiServer,
     user: Option<User>,
+    component: Option<&'static str>,
 }
 
 impl ApiService {
     /// With a user, every request is theirs; without, each must prove whose it is.
     pub(crate) fn new(server: ApiServer, user: Option<User>) -> Self {
-        Self { server, user }
+        Self { server, user, component: None }
+    }
+
+    /// For a component of the cluster, by its name, which reads nobody's `metadata.managedFields`.
+    pub(crate) fn for_component(server: ApiServer, user: User, name: &'static str) -> Self {
+        Self { server, user: Some(user), component: Some(name) }
     }
 }
 
@@ -56,9 +62,10 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let server = self.server.inner.clone();
         let user = self.user.clone();
+        let component = self.component;
         let (parts, body) = request.into_parts();
         let body = body.map_err(Into::into).boxed_unsync();
-        Box::pin(async move { Ok(handle(server, user, parts, body).await) })
+        Box::pin(async move { Ok(handle(server, user, component, parts, body).await) })
     }
 }
 
@@ -72,6 +79,8 @@ pub(crate) struct Call {
     pub(crate) headers: HeaderMap,
     /// Whether the server itself makes the request, past all webhooks.
     pub(crate) is_internal: bool,
+    /// Which component of the cluster asks, if it is one that runs in this process.
+    pub(crate) component: Option<&'static str>,
     warnings: Mutex<Vec<String>>,
 }
 
@@ -98,6 +107,7 @@ impl Call {
             query: Query::default(),
             headers: HeaderMap::new(),
             is_internal: true,
+            component: None,
             warnings: Mutex::default(),
         }
     }
@@ -121,8 +131,14 @@ impl Call {
             query: self.query.clone(),
             headers: self.headers.clone(),
             is_internal: self.is_internal,
+            component: self.component,
             warnings: Mutex::default(),
         }
+    }
+
+    /// Whether the answer is to go without `metadata.managedFields`.
+    pub(crate) fn is_lean(&self) -> bool {
+        self.component.is_some()
     }
 
     fn take_warnings(&self) -> Vec<String> {
@@ -152,11 +168,17 @@ pub(crate) fn is_dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bo
     Ok(dry)
 }
 
-async fn handle(server: Arc<Inner>, user: Option<User>, parts: Parts, body: Body) -> Response<Body> {
+async fn handle(
+    server: Arc<Inner>,
+    user: Option<User>,
+    component: Option<&'static str>,
+    parts: Parts,
+    body: Body,
+) -> Response<Body> {
     let now = server.options.clock.now();
     let caller = auth::identify(&server.store, &server.authenticator, user.as_ref(), &parts.headers, now);
     let result = match caller {
-        Ok(caller) => dispatch(server, caller, parts, body).await,
+        Ok(caller) => dispatch(server, caller, component, parts, body).await,
         Err(status) => Err(status),
     };
     let mut response = result.unwrap_or_else(|status| status_response(&status));
@@ -169,6 +191,7 @@ async fn handle(server: Arc<Inner>, user: Option<User>, parts: Parts, body: Body
 async fn dispatch(
     server: Arc<Inner>,
     user: User,
+    component: Option<&'static str>,
     parts: Parts,
     body: Body,
 ) -> Result<Response<Body>, Status> {
@@ -192,6 +215,7 @@ async fn dispatch(
         query,
         headers: parts.headers.clone(),
         is_internal: false,
+        component,
         warnings: Mutex::default(),
     };
     let result = match is_dry_run(call.query.all("dryRun")) {

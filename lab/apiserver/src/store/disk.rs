@@ -17,7 +17,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use gantry_apimachinery::ManagedFields;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -60,6 +60,9 @@ struct Record<'a> {
     /// Absent if the object was deleted.
     #[serde(rename = "o", default, borrow)]
     object: Option<&'a RawValue>,
+    /// The object's `metadata.managedFields`, if there are any.
+    #[serde(rename = "m", default)]
+    managed: Value,
 }
 
 impl Disk {
@@ -118,7 +121,7 @@ impl Disk {
         revision: u64,
         resource: &ResourceId,
         key: &ObjectKey,
-        object: Option<&Bytes>,
+        object: Option<&Object>,
     ) -> Result<(), Error> {
         let record = encode(&payload(revision, resource, key, object));
         let written = self.log.write_all(&record);
@@ -151,7 +154,7 @@ impl Disk {
             let mut length = 2 * mark.len() as u64;
             file.write_all(&mark)?;
             for (resource, key, object) in objects {
-                let record = encode(&payload(object.revision, resource, key, Some(object.json())));
+                let record = encode(&payload(object.revision, resource, key, Some(object)));
                 file.write_all(&record)?;
                 length += record.len() as u64;
             }
@@ -215,7 +218,7 @@ fn newest_generation(dir: &Path) -> Result<u64, Error> {
     Ok(snapshots.map(|(_, generation)| *generation).max().unwrap_or(0))
 }
 
-fn payload(revision: u64, resource: &ResourceId, key: &ObjectKey, object: Option<&Bytes>) -> Vec<u8> {
+fn payload(revision: u64, resource: &ResourceId, key: &ObjectKey, object: Option<&Object>) -> Vec<u8> {
     // Names are those of validated objects, but a path segment may hold anything: quote them as JSON.
     let quote = |text: &str| Value::from(text).to_string();
     let mut out = format!(
@@ -226,8 +229,12 @@ fn payload(revision: u64, resource: &ResourceId, key: &ObjectKey, object: Option
     )
     .into_bytes();
     if let Some(object) = object {
+        if !object.managed.is_empty() {
+            out.extend_from_slice(br#","m":"#);
+            out.extend_from_slice(object.managed.to_json().as_bytes());
+        }
         out.extend_from_slice(br#","o":"#);
-        out.extend_from_slice(object);
+        out.extend_from_slice(object.json());
     }
     out.push(b'}');
     out
@@ -282,7 +289,9 @@ fn apply(payload: &[u8], state: &mut State) -> serde_json::Result<()> {
     let objects = state.objects.entry(Arc::from(resource)).or_default();
     match record.object {
         Some(json) => {
-            objects.insert(key, Object::new(serde_json::from_str(json.get())?, record.revision));
+            // Owners are no reason to refuse the state: what cannot be read is forgotten, and tracked anew.
+            let managed = ManagedFields::parse(&record.managed).unwrap_or_default();
+            objects.insert(key, Object::new(serde_json::from_str(json.get())?, managed, record.revision));
         }
         None => {
             objects.remove(&key);
@@ -306,7 +315,7 @@ mod tests {
         let value = json!({"metadata": {"namespace": "d", "name": name}, "text": text});
         match store.get(&pods(), &ObjectKey::new("d", name)) {
             Some(old) => store.update(&pods(), value, old.revision).unwrap(),
-            None => store.create(&pods(), value).unwrap(),
+            None => store.create(&pods(), value, ManagedFields::NONE).unwrap(),
         };
     }
 

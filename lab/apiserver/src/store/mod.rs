@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
+use gantry_apimachinery::ManagedFields;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -44,19 +45,51 @@ impl ObjectKey {
 /// One state of one object, in its storage version.
 #[derive(Debug)]
 pub(crate) struct Object {
+    /// Without `metadata.managedFields`.
     pub(crate) value: Value,
+    /// Who owns which field.
+    pub(crate) managed: ManagedFields,
     pub(crate) revision: u64,
     json: OnceLock<Bytes>,
+    whole: OnceLock<Bytes>,
 }
 
 impl Object {
-    pub(crate) fn new(value: Value, revision: u64) -> Self {
-        Self { value, revision, json: OnceLock::new() }
+    pub(crate) fn new(value: Value, managed: ManagedFields, revision: u64) -> Self {
+        Self { value, managed, revision, json: OnceLock::new(), whole: OnceLock::new() }
     }
 
-    /// The object as JSON, serialised once however many lists and watches send it.
+    /// The object as JSON without `metadata.managedFields`, serialised once however many lists and watches send it.
     pub(crate) fn json(&self) -> &Bytes {
         self.json.get_or_init(|| to_bytes(&self.value))
+    }
+
+    /// The object as JSON with `metadata.managedFields`, serialised once too.
+    pub(crate) fn whole_json(&self) -> &Bytes {
+        if self.managed.is_empty() {
+            return self.json();
+        }
+        self.whole.get_or_init(|| {
+            let mut out = Vec::with_capacity(4096);
+            write_fields(&mut out, &self.value, None, |out, name, value| {
+                if name == "metadata" {
+                    let managed = (String::from("managedFields"), self.managed.to_json());
+                    write_fields(out, value, Some(managed), |out, _, value| write_json(out, value));
+                } else {
+                    write_json(out, value);
+                }
+            });
+            Bytes::from(out)
+        })
+    }
+
+    /// The object as a value with `metadata.managedFields`.
+    pub(crate) fn whole(&self) -> Value {
+        let mut value = self.value.clone();
+        if !self.managed.is_empty() {
+            value["metadata"]["managedFields"] = self.managed.to_value();
+        }
+        value
     }
 
     pub(crate) fn key(&self) -> ObjectKey {
@@ -67,6 +100,41 @@ impl Object {
     pub(crate) fn meta(&self, field: &str) -> &str {
         self.value["metadata"][field].as_str().unwrap_or_default()
     }
+}
+
+fn write_json(out: &mut Vec<u8>, value: &Value) {
+    serde_json::to_writer(out, value).expect("invariant: a JSON value has string keys");
+}
+
+/// Writes an object's fields by `write`, and where its name belongs one more whose JSON is given.
+fn write_fields(
+    out: &mut Vec<u8>,
+    object: &Value,
+    mut extra: Option<(String, String)>,
+    write: impl Fn(&mut Vec<u8>, &str, &Value),
+) {
+    out.push(b'{');
+    let mut is_first = true;
+    let mut key = |out: &mut Vec<u8>, name: &str| {
+        if !std::mem::take(&mut is_first) {
+            out.push(b',');
+        }
+        write_json(out, &Value::from(name));
+        out.push(b':');
+    };
+    for (name, value) in object.as_object().into_iter().flatten() {
+        if let Some((extra, json)) = extra.take_if(|(extra, _)| *extra < *name) {
+            key(out, &extra);
+            out.extend_from_slice(json.as_bytes());
+        }
+        key(out, name);
+        write(out, name, value);
+    }
+    if let Some((extra, json)) = extra {
+        key(out, &extra);
+        out.extend_from_slice(json.as_bytes());
+    }
+    out.push(b'}');
 }
 
 /// JSON text of a value.
@@ -229,26 +297,46 @@ impl Store {
     }
 
     /// Adds an object under a name that is free. `metadata.resourceVersion` is set here.
-    pub(crate) fn create(&self, resource: &ResourceId, value: Value) -> Result<Arc<Object>, CommitError> {
-        self.commit(resource, value, |current| match current {
+    pub(crate) fn create(
+        &self,
+        resource: &ResourceId,
+        value: Value,
+        managed: ManagedFields,
+    ) -> Result<Arc<Object>, CommitError> {
+        self.commit(resource, value, Some(managed), |current| match current {
             Some(_) => Err(CommitError::Exists),
             None => Ok(ChangeKind::Added),
         })
     }
 
-    /// Replaces the object, provided that it is still at `revision`.
+    /// Replaces the object, provided that it is still at `revision`. Its fields stay with their owners.
     pub(crate) fn update(
         &self,
         resource: &ResourceId,
         value: Value,
         revision: u64,
     ) -> Result<Arc<Object>, CommitError> {
-        self.commit(resource, value, |current| at_revision(current, revision).map(|()| ChangeKind::Modified))
+        self.commit(resource, value, None, |current| {
+            at_revision(current, revision).map(|()| ChangeKind::Modified)
+        })
+    }
+
+    /// Replaces the object and the owners of its fields, provided that it is still at `revision`.
+    pub(crate) fn update_owned(
+        &self,
+        resource: &ResourceId,
+        value: Value,
+        managed: ManagedFields,
+        revision: u64,
+    ) -> Result<Arc<Object>, CommitError> {
+        self.commit(resource, value, Some(managed), |current| {
+            at_revision(current, revision).map(|()| ChangeKind::Modified)
+        })
     }
 
     /// Removes the object, provided that it is still at `revision`; returns its last state.
     pub(crate) fn delete(&self, resource: &ResourceId, last: &Object) -> Result<Arc<Object>, CommitError> {
-        self.commit(resource, last.value.clone(), |current| {
+        self.commit(resource, last.value.clone(), Some(last.managed.clone()), |current| {
             at_revision(current, last.revision).map(|()| ChangeKind::Deleted)
         })
     }
@@ -257,6 +345,7 @@ impl Store {
         &self,
         resource: &ResourceId,
         mut value: Value,
+        managed: Option<ManagedFields>,
         check: impl FnOnce(Option<&Arc<Object>>) -> Result<ChangeKind, CommitError>,
     ) -> Result<Arc<Object>, CommitError> {
         let key = ObjectKey::new(
@@ -269,9 +358,10 @@ impl Store {
         let kind = check(previous.as_ref())?;
         let revision = *counter + 1;
         value["metadata"]["resourceVersion"] = Value::String(revision.to_string());
-        let object = Arc::new(Object::new(value, revision));
+        let managed = managed.or_else(|| previous.as_ref().map(|previous| previous.managed.clone()));
+        let object = Arc::new(Object::new(value, managed.unwrap_or_default(), revision));
         if let Some(disk) = disk {
-            let state = (kind != ChangeKind::Deleted).then(|| object.json());
+            let state = (kind != ChangeKind::Deleted).then_some(&*object);
             disk.append(revision, resource, &key, state).map_err(CommitError::Disk)?;
         }
         *counter = revision;

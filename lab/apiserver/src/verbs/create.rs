@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use gantry_apimachinery::ManagedFields;
 use http::Response;
 use serde_json::Value;
 
+use super::owners::{self, Owners};
 use super::{fields, meta, view, write};
 use crate::http::{Body, Call, Decoded, decode};
 use crate::json::{map_at, text};
@@ -16,7 +18,8 @@ const NAME_DRAWS: usize = 8;
 
 pub(crate) async fn create(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
     let Decoded { object, duplicates } = decode(&call.headers, bytes)?;
-    let created = create_object(call, object, &duplicates).await?;
+    owners::check_options(call, "CreateOptions", false)?;
+    let created = create_object(call, object, &duplicates, Owners::Tracked).await?;
     view::respond(call, 201, &created)
 }
 
@@ -26,6 +29,7 @@ pub(crate) async fn create_object(
     call: &Call,
     mut object: Value,
     duplicates: &[String],
+    owners: Owners,
 ) -> Result<Arc<Object>, Status> {
     meta::check_type(call, &mut object)?;
     if call.resource.namespaced && call.path.namespace.is_empty() {
@@ -36,10 +40,17 @@ pub(crate) async fn create_object(
     meta::prepare_new(&mut object, clock, ids)?;
     let resource = &call.resource;
     let errors = fields::check(call, &mut object, duplicates)?;
+    let given = owners::take_given(call, &mut object, &ManagedFields::NONE);
     resource.to_storage(&mut object);
     if resource.has_status() && !resource.hooks.keeps_status {
         map_at(&mut object, &[]).remove("status");
     }
+    // Owners are told before the server has its say: what it sets is nobody's, as in Kubernetes.
+    write::default(call, &mut object);
+    let managed = match owners {
+        Owners::Tracked => owners::after(call, &given, None, &object),
+        Owners::Applied(managed) => managed,
+    };
     (resource.hooks.prepare)(&mut object);
     if resource.custom.is_some() || has_generation(&object) {
         map_at(&mut object, &["metadata"]).insert("generation".into(), 1.into());
@@ -52,9 +63,9 @@ pub(crate) async fn create_object(
         let mut attempt = write::admit(call, attempt, None, errors.clone()).await?;
         let _allocations = admission::allocate(&call.server, resource, &mut attempt)?;
         if call.dry_run() {
-            return dry_run(call, &name, attempt);
+            return dry_run(call, &name, attempt, managed);
         }
-        match call.server.store.create(&resource.id, attempt) {
+        match call.server.store.create(&resource.id, attempt, managed.clone()) {
             Err(CommitError::Exists) if generated => {}
             Ok(created) => {
                 write::committed(call, &created, false);
@@ -66,8 +77,8 @@ pub(crate) async fn create_object(
     Err(resource.already_exists(text(&object["metadata"]["generateName"])))
 }
 
-fn dry_run(call: &Call, name: &str, object: Value) -> Result<Arc<Object>, Status> {
-    let object = write::unsaved(object);
+fn dry_run(call: &Call, name: &str, object: Value, managed: ManagedFields) -> Result<Arc<Object>, Status> {
+    let object = write::unsaved(object, managed);
     match call.server.store.get(&call.resource.id, &object.key()) {
         Some(_) => Err(call.resource.already_exists(name)),
         None => Ok(object),

@@ -163,7 +163,7 @@ async fn delete_object(
             && meta::finalizers(&new).is_empty()
             && (new["kind"] != "Namespace" || items(&new["spec"]["finalizers"]).is_empty());
         if options.dry_run {
-            let object = write::unsaved(new);
+            let object = write::unsaved(new, old.managed.clone());
             return Ok(if gone { Deleted::Gone(object) } else { Deleted::Waiting(object) });
         }
         let result = if gone {

@@ -80,7 +80,6 @@ pub(crate) fn prepare_new(object: &mut Value, clock: &SharedClock, ids: &SharedI
     for field in SYSTEM_FIELDS {
         metadata.remove(*field);
     }
-    metadata.remove("managedFields");
     metadata.insert("uid".into(), ids.uid().into());
     metadata.insert("creationTimestamp".into(), now(clock).into());
     Ok(())
@@ -110,7 +109,6 @@ pub(crate) fn keep_system_fields(new: &mut Value, old: &Value) {
             None => metadata.remove(*field),
         };
     }
-    metadata.remove("managedFields");
 }
 
 /// Whether the two objects differ in anything but the bookkeeping of writes.

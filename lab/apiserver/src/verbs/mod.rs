@@ -7,6 +7,7 @@ mod fields;
 mod filter;
 mod list;
 mod meta;
+mod owners;
 mod patch;
 mod subresource;
 mod update;
@@ -28,6 +29,7 @@ pub(crate) use self::delete::{delete, delete_collection};
 pub(crate) use self::list::Continue;
 pub(crate) use self::list::list;
 pub(crate) use self::meta::{check_type, check_type_is, finalizers, now};
+pub(crate) use self::owners::Owners;
 pub(crate) use self::patch::patch;
 pub(crate) use self::subresource::{bind, evict, part, scale};
 pub(crate) use self::update::{Part, modify, update};
@@ -62,7 +64,7 @@ pub(crate) fn bootstrap(server: &Arc<Inner>, object: Value) -> Result<(), Error>
     }
     let what = format!("{} {name}", resource.kind);
     let call = Call::internal(server, resource, namespace, "");
-    let created = create::create_object(&call, object, &[])
+    let created = create::create_object(&call, object, &[], owners::Owners::Tracked)
         .now_or_never()
         .expect("invariant: only webhooks make a creation wait, and internal calls skip them");
     created.map(|_| ()).map_err(|status| Error::Bootstrap { what, status })

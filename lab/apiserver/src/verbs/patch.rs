@@ -1,14 +1,13 @@
 //! PATCH in its four forms.
 
-use gantry_apimachinery::{
-    Error, FieldError, FieldPath, ResourceName, json_patch, merge_patch, strategic_merge_patch,
-};
+use gantry_apimachinery::{Error, ManagedFields, json_patch, merge_patch, strategic_merge_patch};
 use gantry_kubetypes::Types;
 use http::Response;
 use serde_json::Value;
 
 use super::create::create_object;
-use super::update::{Part, modify};
+use super::owners::{self, Owners};
+use super::update::{Changed, Part, modify};
 use super::view;
 use crate::Status;
 use crate::http::{Body, Call, content_type, parse_json, parse_yaml};
@@ -35,12 +34,13 @@ pub(crate) struct Patch {
 
 pub(crate) async fn patch(call: &Call, bytes: &[u8]) -> Result<Response<Body>, Status> {
     let patch = Patch::of(call, bytes)?;
-    let updated = modify(call, Part::Main, &[], |current| patch.apply(call, current)).await;
+    let updated = modify(call, Part::Main, &[], |current, managed| patch.apply(call, current, managed)).await;
     match updated {
         Err(status) if status.code == 404 && patch.form == Form::Apply => {
-            let mut object = patch.body;
+            let (mut object, managed) =
+                owners::apply(call, &ManagedFields::NONE, &owners::nothing(call), &patch.body)?;
             map_at(&mut object, &["metadata"]).insert("name".into(), call.path.name.as_str().into());
-            let created = create_object(call, object, &[]).await?;
+            let created = create_object(call, object, &[], Owners::Applied(managed)).await?;
             view::respond(call, 201, &created)
         }
         updated => view::respond(call, 200, &*updated?),
@@ -61,6 +61,7 @@ impl Patch {
             _ => return Err(Status::unsupported_media_type(&[JSON, MERGE, STRATEGIC, APPLY])),
         };
         let body = if form == Form::Apply { parse_yaml(bytes)? } else { parse_json(bytes)? };
+        owners::check_options(call, "PatchOptions", form == Form::Apply)?;
         if form == Form::Apply {
             check_apply(call, &body)?;
         }
@@ -68,9 +69,43 @@ impl Patch {
     }
 
     /// The patched object, in the version of the request.
-    pub(crate) fn apply(&self, call: &Call, current: &Value) -> Result<Value, Status> {
+    pub(crate) fn apply(
+        &self,
+        call: &Call,
+        current: &Value,
+        managed: &ManagedFields,
+    ) -> Result<Changed, Status> {
         let resource = &call.resource;
-        self.apply_as(builtin_type(&resource.group, &resource.version, &resource.kind), current)
+        if self.is_apply() {
+            return owners::apply(call, managed, current, &self.body).map(Changed::applied);
+        }
+        let type_name = builtin_type(&resource.group, &resource.version, &resource.kind);
+        if !self.concerns_owners() {
+            return self.apply_as(type_name, current).map(Changed::from);
+        }
+        let mut current = current.clone();
+        if !managed.is_empty() {
+            map_at(&mut current, &["metadata"]).insert("managedFields".into(), managed.to_value());
+        }
+        self.apply_as(type_name, &current).map(Changed::from)
+    }
+
+    pub(crate) fn is_apply(&self) -> bool {
+        self.form == Form::Apply
+    }
+
+    /// Whether the patch may read or write `metadata.managedFields`.
+    fn concerns_owners(&self) -> bool {
+        let reaches = |path: &Value| {
+            let path = text(path);
+            path.is_empty() || path == "/metadata" || path.starts_with("/metadata/managedFields")
+        };
+        match self.form {
+            Form::Json => crate::json::items(&self.body)
+                .iter()
+                .any(|operation| reaches(&operation["path"]) || operation.get("from").is_some_and(reaches)),
+            _ => self.body["metadata"].get("managedFields").is_some(),
+        }
     }
 
     pub(crate) fn apply_to_scale(&self, scale: &Value) -> Result<Value, Status> {
@@ -81,9 +116,10 @@ impl Patch {
     fn apply_as(&self, type_name: Option<&str>, current: &Value) -> Result<Value, Status> {
         let patched = match (self.form, type_name) {
             (Form::Json, _) => json_patch(current, &self.body),
-            (Form::Strategic | Form::Apply, Some(name)) => {
+            (Form::Strategic, Some(name)) => {
                 strategic_merge_patch(Types::builtin(), name, current, &self.body)
             }
+            // Of a Scale, the replicas are what can be applied; whose they are is told by the object itself.
             (Form::Merge | Form::Strategic | Form::Apply, _) => merge_patch(current, &self.body),
         };
         patched.map_err(|error| match error {
@@ -100,27 +136,7 @@ impl Patch {
 }
 
 fn check_apply(call: &Call, body: &Value) -> Result<(), Status> {
-    let mut errors = Vec::new();
-    if call.query.get("fieldManager").is_none() {
-        errors.push(FieldError::required(&FieldPath::new("fieldManager"), "is required for apply patch"));
-    }
-    if !errors.is_empty() {
-        return Err(Status::invalid(
-            ResourceName { group: "meta.k8s.io", resource: "PatchOptions", name: "" },
-            &errors,
-        ));
-    }
-    for (field, expected) in
-        [("apiVersion", call.resource.api_version()), ("kind", call.resource.kind.clone())]
-    {
-        // A Scale is applied with its own kind; everything else must say what it is.
-        if call.path.subresource != "scale" && text(&body[field]) != expected {
-            return Err(Status::bad_request(format!(
-                "the {field} in the data ({}) does not match the expected {field} ({expected})",
-                text(&body[field])
-            )));
-        }
-    }
+    owners::check_config(call, body)?;
     let name = text(&body["metadata"]["name"]);
     if !name.is_empty() && name != call.path.name {
         return Err(Status::bad_request(format!(

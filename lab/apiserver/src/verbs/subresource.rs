@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::delete::{DeleteOptions, check_preconditions, delete_with};
 use super::patch::Patch;
-use super::update::{Part, modify};
-use super::{get, meta, view};
+use super::update::{Changed, Part, modify};
+use super::{get, meta, owners, view};
 use crate::Status;
 use crate::http::{Body, Call, Decoded, decode, json_response};
 use crate::json::{items, map_at, set, text};
@@ -27,13 +27,14 @@ pub(crate) async fn part(
         "get" => return get(call),
         "patch" => {
             let patch = Patch::of(call, bytes)?;
-            modify(call, part, &[], |current| patch.apply(call, current)).await?
+            modify(call, part, &[], |current, managed| patch.apply(call, current, managed)).await?
         }
         _ => {
             let Decoded { mut object, duplicates } = decode(&call.headers, bytes)?;
             meta::check_type(call, &mut object)?;
             meta::check_namespace(call, &mut object)?;
-            modify(call, part, &duplicates, |_| Ok(object.clone())).await?
+            owners::check_options(call, "UpdateOptions", false)?;
+            modify(call, part, &duplicates, |_, _| Ok(object.clone().into())).await?
         }
     };
     view::respond(call, 200, &updated)
@@ -54,12 +55,13 @@ pub(crate) async fn scale(
         }
         "patch" => {
             let patch = Patch::of(call, bytes)?;
-            rescale(call, paths, |scale| patch.apply_to_scale(scale)).await?
+            rescale(call, paths, patch.is_apply(), |scale| patch.apply_to_scale(scale)).await?
         }
         _ => {
             let mut scale = decode(&call.headers, bytes)?.object;
             meta::check_type_is(&mut scale, "autoscaling/v1", "Scale")?;
-            rescale(call, paths, |_| Ok(scale.clone())).await?
+            owners::check_options(call, "UpdateOptions", false)?;
+            rescale(call, paths, false, |_| Ok(scale.clone())).await?
         }
     };
     let mut value = object.value.clone();
@@ -70,9 +72,10 @@ pub(crate) async fn scale(
 async fn rescale(
     call: &Call,
     paths: &ScalePaths,
+    is_apply: bool,
     change: impl Fn(&Value) -> Result<Value, Status>,
 ) -> Result<Arc<Object>, Status> {
-    modify(call, Part::Main, &[], |current| {
+    modify(call, Part::Main, &[], |current, managed| {
         let scale = change(&scale_of(paths, current)?)?;
         let field = FieldPath::new("spec.replicas");
         let replicas = match &scale["spec"]["replicas"] {
@@ -87,14 +90,20 @@ async fn rescale(
                 FieldError::invalid(&field, replicas, "must be greater than or equal to 0"),
             ));
         }
-        let mut new = current.clone();
         let path: Vec<&str> = split(&paths.spec_replicas);
+        if is_apply {
+            // Of the object itself no more is applied than its replicas.
+            let mut config = owners::nothing(call);
+            set(&mut config, &path, replicas);
+            return owners::apply(call, managed, current, &config).map(Changed::applied);
+        }
+        let mut new = current.clone();
         set(&mut new, &path, replicas);
         // A stale Scale is a stale object.
         if let Some(revision) = scale["metadata"]["resourceVersion"].as_str() {
             set(&mut new, &["metadata", "resourceVersion"], revision);
         }
-        Ok(new)
+        Ok(new.into())
     })
     .await
 }
@@ -158,7 +167,7 @@ pub(crate) async fn bind(call: &Call, pod: &str, bytes: &[u8]) -> Result<Respons
     let conflict =
         |why: &str| Status::conflict(ResourceName { group: "", resource: "pods/binding", name: pod }, why);
     let now = meta::now(&call.server.options.clock);
-    modify(call, Part::Everything, &[], |current| {
+    modify(call, Part::Everything, &[], |current, _| {
         let uid = text(&binding["metadata"]["uid"]);
         if !uid.is_empty() && uid != text(&current["metadata"]["uid"]) {
             return Err(conflict(&format!(
@@ -192,7 +201,7 @@ pub(crate) async fn bind(call: &Call, pod: &str, bytes: &[u8]) -> Result<Respons
             &mut new,
             json!({"type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now}),
         );
-        Ok(new)
+        Ok(new.into())
     })
     .await?;
     Ok(created())
@@ -227,10 +236,10 @@ pub(crate) async fn evict(call: &Call, bytes: &[u8]) -> Result<Response<Body>, S
             "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
             "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": now,
         });
-        modify(call, Part::Everything, &[], |current| {
+        modify(call, Part::Everything, &[], |current, _| {
             let mut new = current.clone();
             set_condition(&mut new, condition.clone());
-            Ok(new)
+            Ok(new.into())
         })
         .await?;
     }

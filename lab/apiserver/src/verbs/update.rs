@@ -5,12 +5,13 @@ use std::sync::Arc;
 use http::Response;
 use serde_json::Value;
 
+use super::owners::{self, Owners};
 use super::{fields, meta, view, write};
 use crate::http::{Body, Call, Decoded, decode};
 use crate::json::{map_at, text};
 use crate::store::{CommitError, Object, ObjectKey};
 use crate::{Status, admission};
-use gantry_apimachinery::{FieldError, FieldPath};
+use gantry_apimachinery::{FieldError, FieldPath, ManagedFields};
 
 /// Attempts of a write that states no revision, when others write at the same time.
 const ATTEMPTS: usize = 16;
@@ -38,18 +39,38 @@ pub(crate) async fn update(call: &Call, bytes: &[u8]) -> Result<Response<Body>, 
         )));
     }
     meta::check_namespace(call, &mut object)?;
-    let updated = modify(call, Part::Main, &duplicates, |_| Ok(object.clone())).await?;
+    owners::check_options(call, "UpdateOptions", false)?;
+    let updated = modify(call, Part::Main, &duplicates, |_, _| Ok(object.clone().into())).await?;
     view::respond(call, 200, &updated)
 }
 
-/// Reads the object, lets `change` compute the new state in the version of the request, and writes it.
+/// What a request makes of an object.
+pub(crate) struct Changed {
+    object: Value,
+    owners: Owners,
+}
+
+impl From<Value> for Changed {
+    fn from(object: Value) -> Self {
+        Self { object, owners: Owners::Tracked }
+    }
+}
+
+impl Changed {
+    /// A new state with owners that are known.
+    pub(crate) fn applied((object, managed): (Value, ManagedFields)) -> Self {
+        Self { object, owners: Owners::Applied(managed) }
+    }
+}
+
+/// Reads the object, lets `change` compute the new state from it and its owners, in the version of the request, and writes it.
 /// `duplicates` are fields that occurred again in the request's text.
 /// A write that names no revision is tried again if somebody else was faster.
 pub(crate) async fn modify(
     call: &Call,
     part: Part,
     duplicates: &[String],
-    change: impl Fn(&Value) -> Result<Value, Status>,
+    change: impl Fn(&Value, &ManagedFields) -> Result<Changed, Status>,
 ) -> Result<Arc<Object>, Status> {
     let resource = &call.resource;
     let name = call.path.name.as_str();
@@ -58,19 +79,27 @@ pub(crate) async fn modify(
         let old = call.server.store.get(&resource.id, &key).ok_or_else(|| resource.not_found(name))?;
         let mut current = old.value.clone();
         resource.to_served(&mut current);
-        let mut new = change(&current)?;
+        let Changed { object: mut new, owners } = change(&current, &old.managed)?;
         check_identity(call, &mut new, &old)?;
         let errors =
             if part == Part::Everything { Vec::new() } else { fields::check(call, &mut new, duplicates)? };
+        let base = owners::take_given(call, &mut new, &old.managed);
         resource.to_storage(&mut new);
-        let new = merge_part(call, part, new, &old.value);
+        let mut new = merge_part(call, part, new, &old.value);
+        write::complete(call, part, &mut new, &old.value);
+        let managed = match owners {
+            Owners::Applied(managed) => managed,
+            Owners::Tracked if part == Part::Everything => base,
+            Owners::Tracked => owners::after(call, &base, Some(&old.value), &new),
+        };
         let mut new = match part {
             Part::Everything | Part::Finalize => new,
             Part::Status => write::admit_status(call, new, &old.value).await?,
             Part::Main => write::admit(call, new, Some(&old.value), errors).await?,
         };
         let _allocations = admission::allocate(&call.server, resource, &mut new)?;
-        if meta::same(&new, &old.value) && !is_finished(&new) {
+        let is_same = meta::same(&new, &old.value) && managed.is_same_but_for_times(&old.managed);
+        if is_same && !is_finished(&new) {
             return Ok(old);
         }
         if meta::desired_state_changed(&new, &old.value)
@@ -79,13 +108,13 @@ pub(crate) async fn modify(
             map_at(&mut new, &["metadata"]).insert("generation".into(), (generation + 1).into());
         }
         if call.dry_run() {
-            return Ok(write::unsaved(new));
+            return Ok(write::unsaved(new, managed));
         }
         let is_gone = is_finished(&new);
         let result = if is_gone {
-            call.server.store.delete(&resource.id, &Object::new(new, old.revision))
+            call.server.store.delete(&resource.id, &Object::new(new, managed, old.revision))
         } else {
-            call.server.store.update(&resource.id, new, old.revision)
+            call.server.store.update_owned(&resource.id, new, managed, old.revision)
         };
         match result {
             Err(CommitError::Stale) => {}

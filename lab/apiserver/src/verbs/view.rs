@@ -31,7 +31,7 @@ impl<'a> View<'a> {
     pub(crate) fn object(&self, object: &Object) -> Bytes {
         match self.shape {
             Shape::Object => self.plain(object),
-            Shape::Metadata => to_bytes(&partial(&object.value, "PartialObjectMetadata")),
+            Shape::Metadata => to_bytes(&self.partial(object)),
             Shape::Table(include) => {
                 let metadata = json!({"resourceVersion": object.meta("resourceVersion")});
                 to_bytes(&self.table(include, metadata, &[object]))
@@ -42,9 +42,9 @@ impl<'a> View<'a> {
     fn plain(&self, object: &Object) -> Bytes {
         let resource = &self.call.resource;
         if resource.is_storage_version() {
-            return object.json().clone();
+            return if self.call.is_lean() { object.json() } else { object.whole_json() }.clone();
         }
-        let mut value = object.value.clone();
+        let mut value = self.value(object);
         resource.to_served(&mut value);
         to_bytes(&value)
     }
@@ -55,8 +55,7 @@ impl<'a> View<'a> {
         match self.shape {
             Shape::Table(include) => to_bytes(&self.table(include, metadata.clone(), objects)),
             Shape::Metadata => {
-                let items: Vec<Value> =
-                    objects.iter().map(|object| partial(&object.value, "PartialObjectMetadata")).collect();
+                let items: Vec<Value> = objects.iter().map(|object| self.partial(object)).collect();
                 to_bytes(&json!({
                     "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
                     "metadata": metadata, "items": items,
@@ -81,6 +80,19 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The object with its owners, where the client wants them.
+    fn value(&self, object: &Object) -> Value {
+        if self.call.is_lean() { object.value.clone() } else { object.whole() }
+    }
+
+    fn partial(&self, object: &Object) -> Value {
+        let mut metadata = object.value["metadata"].clone();
+        if !self.call.is_lean() && !object.managed.is_empty() {
+            metadata["managedFields"] = object.managed.to_value();
+        }
+        json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+    }
+
     fn table(&self, include: IncludeObject, metadata: Value, objects: &[&Object]) -> Value {
         let resource = &self.call.resource;
         // Cells are computed from the stored form, whatever version was asked for.
@@ -95,8 +107,8 @@ impl<'a> View<'a> {
             .map(|object| {
                 let included = match include {
                     IncludeObject::None => Value::Null,
-                    IncludeObject::Metadata => partial(&object.value, "PartialObjectMetadata"),
-                    IncludeObject::Object => object.value.clone(),
+                    IncludeObject::Metadata => self.partial(object),
+                    IncludeObject::Object => self.value(object),
                 };
                 let cells = match &resource.custom {
                     Some(custom) => custom.row(&object.value, now),
@@ -113,8 +125,4 @@ impl<'a> View<'a> {
             "columnDefinitions": columns, "rows": rows,
         })
     }
-}
-
-fn partial(object: &Value, kind: &str) -> Value {
-    json!({"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
 }

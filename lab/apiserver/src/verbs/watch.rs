@@ -169,7 +169,11 @@ fn event(out: &mut BytesMut, view: &View<'_>, filter: &Filter, change: &Change) 
             let previous = change.previous.as_ref().unwrap_or(&change.object);
             let mut value = previous.value.clone();
             value["metadata"]["resourceVersion"] = Value::from(change.object.revision.to_string());
-            line(out, "DELETED", &view.object(&Object::new(value, change.object.revision)));
+            line(
+                out,
+                "DELETED",
+                &view.object(&Object::new(value, previous.managed.clone(), change.object.revision)),
+            );
         }
     }
 }

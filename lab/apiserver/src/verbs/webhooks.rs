@@ -25,6 +25,8 @@ pub(crate) async fn mutate(call: &Call, object: Value, old: Option<&Value>) -> R
     let warnings = call.server.webhooks.mutate(&configurations, &mut request).await?;
     warnings.into_iter().for_each(|warning| call.warn(warning));
     let mut object = std::mem::take(&mut request.object);
+    // Webhooks are not shown who owns what, and cannot set it.
+    crate::json::remove(&mut object, &["metadata", "managedFields"]);
     call.resource.to_storage(&mut object);
     let changed = object != before;
     Ok((object, changed))

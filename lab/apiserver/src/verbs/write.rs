@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use gantry_apimachinery::FieldError;
+use gantry_apimachinery::{FieldError, ManagedFields};
 use serde_json::Value;
 
+use super::update::Part;
 use super::{meta, webhooks};
 use crate::http::Call;
 use crate::json::text;
 use crate::store::{CommitError, Object};
 use crate::{Status, admission, crd};
 
-/// Fills in defaults, asks the admission plugins and checks the result, given in its storage version. `errors` are
+/// Asks the admission plugins and checks the result, given in its storage version with its defaults. `errors` are
 /// faults that were found before. Without `old` the object is new.
 pub(crate) async fn admit(
     call: &Call,
@@ -19,11 +20,8 @@ pub(crate) async fn admit(
     old: Option<&Value>,
     errors: Vec<FieldError>,
 ) -> Result<Value, Status> {
-    if let Some(old) = old {
-        (call.resource.hooks.prepare_update)(&mut object, old);
-    }
-    default(call, &mut object);
     if old.is_none() {
+        default(call, &mut object);
         admission::admit_new(&call.server, &call.resource, &mut object)?;
         // Limits that admission added are requests, too.
         default(call, &mut object);
@@ -40,13 +38,28 @@ pub(crate) async fn admit(
     Ok(object)
 }
 
+/// Fills in what a new state leaves out that is there now, and its defaults.
+pub(crate) fn complete(call: &Call, part: Part, object: &mut Value, old: &Value) {
+    match part {
+        Part::Main => {
+            (call.resource.hooks.prepare_update)(object, old);
+            default(call, object);
+        }
+        Part::Status => {
+            meta::drop_nulls(object);
+            if let Some(custom) = &call.resource.custom {
+                custom.default(object);
+            }
+        }
+        Part::Finalize | Part::Everything => {}
+    }
+}
+
 /// The part of [`admit`] that concerns a write of the status alone.
-pub(crate) async fn admit_status(call: &Call, mut object: Value, old: &Value) -> Result<Value, Status> {
-    meta::drop_nulls(&mut object);
+pub(crate) async fn admit_status(call: &Call, object: Value, old: &Value) -> Result<Value, Status> {
     let mut errors = Vec::new();
     meta::validate(call, &object, Some(old), &mut errors);
     if let Some(custom) = &call.resource.custom {
-        custom.default(&mut object);
         errors.extend(custom.validate(&object, Some(old)));
     }
     refuse(call, &object, &errors)?;
@@ -55,7 +68,8 @@ pub(crate) async fn admit_status(call: &Call, mut object: Value, old: &Value) ->
     Ok(object)
 }
 
-fn default(call: &Call, object: &mut Value) {
+/// Fills in what the kind's defaults are.
+pub(crate) fn default(call: &Call, object: &mut Value) {
     (call.resource.hooks.default)(object);
     if let Some(custom) = &call.resource.custom {
         custom.default(object);
@@ -110,6 +124,6 @@ pub(crate) fn commit_failure(call: &Call, name: &str, error: CommitError) -> Sta
 }
 
 /// A stand-in for what a dry run would have stored.
-pub(crate) fn unsaved(object: Value) -> Arc<Object> {
-    Arc::new(Object::new(object, 0))
+pub(crate) fn unsaved(object: Value, managed: ManagedFields) -> Arc<Object> {
+    Arc::new(Object::new(object, managed, 0))
 }

@@ -104,7 +104,11 @@ fn webhook(url: &str, ca_bundle: &str) -> Value {
 }
 
 fn configuration(webhooks: Vec<Value>) -> Vec<Arc<Object>> {
-    vec![Arc::new(Object::new(json!({"metadata": {"name": "c"}, "webhooks": webhooks}), 1))]
+    vec![Arc::new(Object::new(
+        json!({"metadata": {"name": "c"}, "webhooks": webhooks}),
+        gantry_apimachinery::ManagedFields::NONE,
+        1,
+    ))]
 }
 
 fn webhooks() -> Webhooks {
