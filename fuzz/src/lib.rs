@@ -181,6 +181,25 @@ targets! {
         b"{\"cdiVersion\":\"1.1.0\",\"kind\":\"vendor.com/class.sub\",\"annotations\":{\"a\":\"b\"},\"devices\":[{\"name\":\"0\",\"containerEdits\":{\"env\":[\"A=1\"],\"deviceNodes\":[{\"path\":\"/dev/a\",\"hostPath\":\"/dev/b\",\"type\":\"c\",\"major\":195,\"minor\":0,\"fileMode\":438,\"permissions\":\"rw\",\"uid\":1,\"gid\":2}]}}],\"containerEdits\":{\"hooks\":[{\"hookName\":\"createContainer\",\"path\":\"/x\",\"args\":[\"a\"],\"env\":[\"B=2\"],\"timeout\":3}],\"mounts\":[{\"hostPath\":\"/a\",\"containerPath\":\"/b\",\"options\":[\"ro\"],\"type\":\"bind\"}],\"additionalGids\":[5],\"intelRdt\":{\"closID\":\"x\"},\"netDevices\":[{\"hostInterfaceName\":\"eth0\",\"name\":\"net0\"}]}}",
         b"cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n",
     ];
+    loader_cache: gantry_driver::fuzzing::loader_cache, [
+        b"glibc-ld.so.cache1.1\x02\0\0\0\x30\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x03\x03\0\0\x60\0\0\0\x65\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x03\x03\0\0\x6a\0\0\0\x6f\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a.so\0/a.s\0b.so\0/b.s\0",
+        b"ld.so-1.7.0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0glibc-ld.so.cache1.1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+    ];
+    shared_library: gantry_driver::fuzzing::shared_library, [
+        b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0\x01\0\0\0\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x40\0\x38\0\x02\0\0\0\0\0\0\0\
+\x01\0\0\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\xe6\0\0\0\0\0\0\0\xe6\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
+\x02\0\0\0\x04\0\0\0\xb0\0\0\0\0\0\0\0\xb0\0\0\0\0\0\0\0\xb0\0\0\0\0\0\0\0\x30\0\0\0\0\0\0\0\x30\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
+\x05\0\0\0\0\0\0\0\xe0\0\0\0\0\0\0\0\x0e\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a.so\0",
+    ];
+    driver_capabilities: gantry_driver::fuzzing::capabilities, [b"compute,utility", b"all", b" video , ,ngx", b"none"];
+    image_requirement: gantry_driver::fuzzing::requirement, [
+        b"cuda>=12.4 brand=tesla,driver>=470,driver<471 brand!=geforce,arch==7.5", b"driver<=550.54.15,cuda<99", b"cuda=>1",
+        b"NVIDIA_REQUIRE_CUDA=cuda>=1\nCUDA_VERSION=9.0.1\nNVIDIA_DISABLE_REQUIRE=true",
+    ];
+    driver_texts: gantry_driver::fuzzing::driver_texts, [
+        b"550.54.15", b"535.104.05", b"00000000:07:00.0", b"config 1\ngpu0/gi7/ci0/access 67\n",
+        b"NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024",
+    ];
     agent_checkpoint: gantry_agent::fuzzing::checkpoint, [
         b"{\"version\":1,\"node\":\"node-1\",\"inventory\":{\"gpus\":[{\"id\":\"GPU-a\",\"index\":0,\"minor\":0,\"product\":\"A100\",\"memoryMiB\":81920,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"},{\"id\":\"GPU-b\",\"index\":1,\"minor\":1,\"product\":\"A100\",\"memoryMiB\":1,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"}],\"links\":[{\"kind\":\"NV4\",\"gbPerSecond\":100,\"pairs\":[\"0-1\"]}]}}\n{\"slots\":[\"GPU-b\",\"GPU-a\"],\"pods\":[{\"namespace\":\"d\",\"name\":\"p\",\"uid\":\"u\",\"containers\":{\"c\":{\"devices\":[\"slot-0\"],\"gpus\":[\"GPU-b\"]}}}]}\n",
         b"00000000 {\"version\":1}\n00000000 {}\n",

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_driver::Root;
 use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
 use gantry_kit::{CancellationToken, SharedClock};
 use gantry_model::{FaultKind, Gpu, Health};
@@ -51,7 +52,9 @@ pub struct Options {
     /// Where CDI files go, usually `/var/run/cdi`.
     pub cdi_dir: PathBuf,
     /// Where the driver is installed, `/` if it is in the host's own file system.
-    pub driver_root: PathBuf,
+    pub driver_root: Root,
+    /// The root whose `dev` has the device files, mostly `/`; `None` for a machine that is simulated.
+    pub dev_root: Option<Root>,
     /// Where the checkpoint goes. Must outlive the agent.
     pub state_dir: PathBuf,
     /// The API server; without, labels and `GpuNode` are not written.
@@ -80,6 +83,9 @@ impl fmt::Debug for Options {
 pub struct Agent {
     options: Options,
     driver: DriverInfo,
+    cdi: cdi::Keeper,
+    /// Whether a change has not been published, because a device that would be offered is not described yet.
+    held: bool,
     /// The plugin's file name in the kubelet's folder.
     endpoint: String,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
@@ -93,7 +99,8 @@ impl Agent {
     /// Reads the checkpoint and the GPUs, and writes the CDI files. The handle works from now on.
     ///
     /// # Errors
-    /// Where the driver does not answer, or a folder cannot be used.
+    /// Where the driver does not answer, or a folder cannot be used. CDI files that cannot be written are tried again: no device is offered until they
+    /// are there.
     pub fn new(options: Options) -> Result<(Self, Handle), Error> {
         let endpoint = socket::file_name(&options.resource)?;
         socket::check_path(&options.kubelet_dir.join(&endpoint))?;
@@ -118,17 +125,22 @@ impl Agent {
             "Starting on node {}: driver {}, {gpus} GPUs, {healthy} healthy",
             options.node_name, driver.driver_version
         ));
-        cdi::write(&options.cdi_dir, &options.driver_root, &driver, state.gpus())?;
+        let mut cdi =
+            cdi::Keeper::new(options.cdi_dir.clone(), options.driver_root.clone(), options.dev_root.clone());
+        for line in cdi.update(&driver, state.gpus()) {
+            log.write(line);
+        }
         let shared = Arc::new(Shared::new(state, checkpoint, facts, log));
         shared.publish(&shared.state());
+        *shared.cdi() = cdi.known.clone();
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
-        Ok((Self { options, driver, endpoint, adopt, started, shared }, handle))
+        Ok((Self { options, driver, cdi, held: false, endpoint, adopt, started, shared }, handle))
     }
 
     /// Serves the kubelet until cancelled. Whatever fails is tried again.
-    pub async fn run(self, cancel: CancellationToken) {
+    pub async fn run(mut self, cancel: CancellationToken) {
         let (sender, mut events) = mpsc::unbounded_channel();
         let subscription = self.options.backend.subscribe(Box::new(move |event| {
             let _ = sender.send(event.clone());
@@ -164,6 +176,7 @@ impl Agent {
         let watch = self.options.watch.clone().or_else(|| {
             FolderWatch::new().inspect_err(|error| tracing::warn!(%error, "polling instead")).ok()
         });
+        self.cdi.watch(watch.clone());
         let mut folder: Option<FolderEvents> = None;
         let mut link = Link::default();
         loop {
@@ -178,10 +191,13 @@ impl Agent {
                 watched = next_change(folder.as_mut()) => Event::Folder { watched },
                 result = link.progress.next() => Event::Registration(result),
                 result = reading.next() => Event::Look(result),
+                () = self.cdi.changed() => Event::Driver,
             };
             match event {
                 Event::Cancelled => break,
                 Event::Health(event) => self.health(&event, &mut reading),
+                Event::Driver if self.cdi.is_stale() => reading.start(),
+                Event::Driver => {}
                 Event::Look(Ok(look)) => self.refresh(look, &mut reading),
                 Event::Look(Err(error)) => {
                     self.log(format!("Could not read the GPUs: {error}; trying again"));
@@ -239,6 +255,9 @@ impl Agent {
         if same && matches!(link.progress, Progress::Waiting(_)) {
             return;
         }
+        if !self.cdi.ready && link.server.is_none() {
+            return;
+        }
         if self.shared.devices.borrow().is_empty() {
             if !same {
                 self.log("No devices found. Waiting for one.".to_owned());
@@ -271,7 +290,7 @@ impl Agent {
         )));
     }
 
-    fn health(&self, event: &HealthEvent, reading: &mut Reading) {
+    fn health(&mut self, event: &HealthEvent, reading: &mut Reading) {
         let fault = match &event.kind {
             EventKind::Recovered => return reading.start(),
             EventKind::Fault(fault) => fault,
@@ -284,22 +303,24 @@ impl Agent {
                 ));
             }
             kind => {
-                let mut state = self.shared.state();
+                let shared = Arc::clone(&self.shared);
+                let mut state = shared.state();
                 if let Some(id) = state.set_health(&event.gpu, Health::Unhealthy(fault.clone())) {
                     self.log(format!("Device {id} ({}) marked unhealthy: {kind}", event.gpu));
                     if kind == FaultKind::Lost {
                         self.write_cdi(state.gpus());
                     }
-                    self.shared.publish(&state);
+                    shared.publish(&state);
                 }
             }
         }
     }
 
     /// Takes over what the driver says. That every card is gone is believed when it is said a second time: a driver that is being
-    /// replaced says so too.
-    fn refresh(&self, look: Look, reading: &mut Reading) {
-        let mut state = self.shared.state();
+    /// replaced says so too. The CDI files come before what is offered: what is offered can be had.
+    fn refresh(&mut self, look: Look, reading: &mut Reading) {
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
         let before = state.gpus().to_vec();
         if look.is_empty() && !before.is_empty() && !reading.absent {
             self.log("The driver lists no GPU any more; looking again before that is believed".to_owned());
@@ -311,20 +332,26 @@ impl Agent {
         if self.shared.facts().update(&look) {
             self.shared.revision.send_modify(|count| *count += 1);
         }
+        self.driver.clone_from(&shared.facts().driver);
         state.refresh(look.inventory);
-        if state.gpus() != before {
+        let changed = state.gpus() != before;
+        if changed {
             let (gpus, healthy) = count(state.gpus());
             self.log(format!("GPUs changed: {gpus} GPUs, {healthy} healthy"));
-            self.write_cdi(state.gpus());
-            self.shared.publish(&state);
+        }
+        self.write_cdi(state.gpus());
+        self.held |= changed;
+        if self.held && self.cdi.ready {
+            self.held = false;
+            shared.publish(&state);
         }
     }
 
-    fn write_cdi(&self, gpus: &[Gpu]) {
-        let Options { cdi_dir, driver_root, .. } = &self.options;
-        if let Err(error) = cdi::write(cdi_dir, driver_root, &self.driver, gpus) {
-            self.log(format!("Could not write the CDI files: {error}"));
+    fn write_cdi(&mut self, gpus: &[Gpu]) {
+        for line in self.cdi.update(&self.driver, gpus) {
+            self.log(line);
         }
+        *self.shared.cdi() = self.cdi.known.clone();
     }
 }
 
@@ -344,6 +371,8 @@ enum Event {
     Registration(Option<Result<(), Error>>),
     /// The GPUs were read. After a failure they will be read again, and until then everything stays as it was.
     Look(Result<Look, gantry_gpu::Error>),
+    /// Driver, device files or CDI files may have changed, or it is time to try again.
+    Driver,
 }
 
 /// Reading the GPUs anew: on a thread of its own, for a driver may take its time, and again until it succeeds.

@@ -1,219 +1,386 @@
-//! The CDI files of a node: what a container needs for each GPU.
+//! The CDI files of a node: kept in step with driver and GPUs, before anybody is told of a device.
 //!
-//! Kinds, device names, environment and mount options are those of NVIDIA's container toolkit. No hooks: the loader's
-//! names of the libraries are mounted themselves, so that nothing has to be run as root in a container's file system.
+//! What is in them is the business of `gantry_driver`. This part says when: at the start, whenever the GPUs, the folders of the driver, its
+//! device files or the CDI files themselves have changed, and again until it succeeds.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-use gantry_cdi::{ContainerEdits, Device, DeviceName, DeviceNode, Mount, Spec};
+use futures::future::{self, Either};
+use gantry_cdi::{DeviceName, Spec};
+use gantry_driver::{
+    Class, DeviceFiles, MANAGEMENT_VENDOR, Machine, MigMinors, PLUGIN_VENDOR, Root, Running, SOCKETS, VENDOR,
+    Wish, discover,
+};
 use gantry_gpu::DriverInfo;
-use gantry_model::{FaultKind, Gpu, GpuId, Health};
+use gantry_model::{Gpu, GpuId};
+use tokio::time::{Instant, sleep_until};
 
-/// The kind that people and other tools name.
-const KIND: &str = "nvidia.com/gpu";
-/// The kind that NVIDIA's device plugin names.
-const PLUGIN_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
-const KINDS: [&str; 2] = [KIND, PLUGIN_KIND];
+use crate::FolderWatch;
+use crate::watch::FolderEvents;
 
-/// Where distributions put the driver's libraries.
-const LIBRARY_FOLDERS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"];
-
-/// Libraries of the driver whose loader name ends in `.so.1`.
-const LOADED_AS_1: [&str; 10] = [
-    "libcuda.so",
-    "libcudadebugger.so",
-    "libnvcuvid.so",
-    "libnvidia-cfg.so",
-    "libnvidia-encode.so",
-    "libnvidia-ml.so",
-    "libnvidia-nvvm.so",
-    "libnvidia-opencl.so",
-    "libnvidia-opticalflow.so",
-    "libnvidia-ptxjitcompiler.so",
+/// What is described, each in a file of its own. The vendor of the device plugin comes first: the others are a courtesy.
+const KINDS: [(&str, Class); 8] = [
+    (PLUGIN_VENDOR, Class::Gpu),
+    (VENDOR, Class::Gpu),
+    (MANAGEMENT_VENDOR, Class::Management),
+    (VENDOR, Class::Gds),
+    (VENDOR, Class::Mofed),
+    (VENDOR, Class::Gdrcopy),
+    (VENDOR, Class::ImexChannel),
+    (VENDOR, Class::Nvswitch),
 ];
 
-/// Programs of the driver.
-const PROGRAMS: [&str; 5] = [
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-];
+/// Waits between attempts: the first, and the longest.
+const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Mount options of everything that is only read.
-const READ_ONLY: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
-
-/// Device files that every GPU container has, with the numbers that they have where the host cannot be asked.
-/// 195 is registered for NVIDIA; that of nvidia-uvm is assigned when its module is loaded.
-const COMMON_NODES: [(&str, i64, i64); 4] = [
-    ("/dev/nvidiactl", 195, 255),
-    ("/dev/nvidia-uvm", 511, 0),
-    ("/dev/nvidia-uvm-tools", 511, 1),
-    ("/dev/nvidia-modeset", 195, 254),
-];
+/// How often a machine is looked at for what nobody is told of: a kernel module that was loaded anew, a mount that came or went.
+const POLL: Duration = Duration::from_secs(30);
 
 /// The name of a GPU as the device plugin hands it out.
 pub(crate) fn plugin_device(gpu: &GpuId) -> Result<DeviceName, gantry_cdi::Error> {
-    DeviceName::new(PLUGIN_KIND, gpu.as_str())
+    DeviceName::new(&kind(PLUGIN_VENDOR, Class::Gpu), gpu.as_str())
 }
 
-/// Writes the files of a node, or removes them where no GPU can be used: an empty file would be an invalid one.
-pub(crate) fn write(
-    folder: &Path,
-    driver_root: &Path,
-    driver: &DriverInfo,
-    gpus: &[Gpu],
-) -> Result<(), gantry_cdi::Error> {
-    let answers =
-        |gpu: &&Gpu| !matches!(&gpu.health, Health::Unhealthy(fault) if fault.kind == FaultKind::Lost);
-    let present: Vec<&Gpu> = gpus.iter().filter(answers).collect();
-    for kind in KINDS {
-        let file = kind.replace('/', "-");
-        if present.is_empty() {
-            gantry_cdi::remove(folder, &file)?;
-        } else {
-            let spec = Spec::new(kind, devices(&present), common(driver_root, driver))?;
-            gantry_cdi::write(folder, &file, &spec)?;
-        }
-    }
-    Ok(())
+fn kind(vendor: &str, class: Class) -> String {
+    format!("{vendor}/{}", class.name())
 }
 
-fn devices(gpus: &[&Gpu]) -> Vec<Device> {
-    let device = |name: String, nodes: Vec<DeviceNode>| Device {
-        name,
-        annotations: std::collections::BTreeMap::new(),
-        container_edits: ContainerEdits { device_nodes: nodes, ..ContainerEdits::default() },
-    };
-    let file = |gpu: &Gpu| node(&format!("/dev/nvidia{}", gpu.minor), 195, i64::from(gpu.minor));
-    let mut list: Vec<_> = gpus.iter().map(|gpu| device(gpu.index.to_string(), vec![file(gpu)])).collect();
-    list.extend(gpus.iter().map(|gpu| device(gpu.id.to_string(), vec![file(gpu)])));
-    list.push(device("all".to_owned(), gpus.iter().map(|gpu| file(gpu)).collect()));
-    list
+/// The file of a kind, without its ending. NVIDIA's device plugin uses the same name, so that what it left behind is replaced.
+fn file(vendor: &str, class: Class) -> String {
+    format!("{vendor}-{}", class.name())
 }
 
-fn common(driver_root: &Path, driver: &DriverInfo) -> ContainerEdits {
-    ContainerEdits {
-        // Stops NVIDIA's runtime hook, where one is installed, from injecting a second time.
-        env: vec!["NVIDIA_VISIBLE_DEVICES=void".to_owned()],
-        device_nodes: COMMON_NODES.iter().map(|(path, major, minor)| node(path, *major, *minor)).collect(),
-        mounts: mounts(driver_root, driver),
-        ..ContainerEdits::default()
+/// Where a machine is described from.
+#[derive(Debug)]
+struct Source {
+    driver_root: Root,
+    /// `None` for a machine that is simulated, and has neither device files nor a kernel module.
+    dev_root: Option<Root>,
+}
+
+impl Source {
+    fn machine(&self, driver: &DriverInfo, gpus: &[Gpu]) -> Result<Machine, gantry_driver::Error> {
+        let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
+        let mut running = match self.dev_root {
+            Some(_) => Running::of_kernel(proc),
+            None => Running::default(),
+        };
+        running.version = Some(driver.driver_version.clone());
+        let version = running.driver_version()?;
+        // NVML may be that of an earlier driver, which this process has loaded.
+        let same = version.is_some_and(|version| version.as_str() == driver.driver_version);
+        running.cuda = same.then_some(driver.cuda_version);
+        let (devices, minors) = match &self.dev_root {
+            Some(dev) => (DeviceFiles::scan(dev, proc, sys), MigMinors::of_kernel(proc)?),
+            None => (DeviceFiles::assumed(), MigMinors::assumed()),
+        };
+        Ok(Machine { driver: discover(&self.driver_root, &running)?, devices, minors, gpus: gpus.to_vec() })
     }
 }
 
-/// A device file with its numbers, so that a runtime need not look: those of the host's file, or the usual ones.
-fn node(path: &str, major: i64, minor: i64) -> DeviceNode {
-    let on_host = fs::symlink_metadata(path).is_ok_and(|file| file.rdev() != 0);
-    let numbers = (!on_host).then_some((major, minor));
-    DeviceNode {
-        path: path.to_owned(),
-        kind: Some("c".to_owned()),
-        major: numbers.map(|(major, _)| major),
-        minor: numbers.map(|(_, minor)| minor),
-        ..DeviceNode::default()
-    }
+/// What came of writing.
+#[derive(Debug, Default)]
+struct Written {
+    /// Whether a file is another now.
+    changed: bool,
+    /// What somebody should know, one sentence each.
+    notes: Vec<String>,
 }
 
-fn mounts(driver_root: &Path, driver: &DriverInfo) -> Vec<Mount> {
-    let on_host = |path: &str| driver_root.join(path.trim_start_matches('/'));
-    let mount = |from: &str, to: &str| Mount {
-        host_path: on_host(from).to_string_lossy().into_owned(),
-        container_path: to.to_owned(),
-        options: READ_ONLY.map(str::to_owned).to_vec(),
-        kind: None,
-    };
-    let mut mounts = Vec::new();
-    let ending = format!(".{}", driver.driver_version);
-    for folder in LIBRARY_FOLDERS {
-        for library in names(&on_host(folder)) {
-            let Some(name) = library.strip_suffix(&ending).filter(|name| name.starts_with("lib")) else {
-                continue;
-            };
-            let path = format!("{folder}/{library}");
-            mounts.push(mount(&path, &path));
-            if LOADED_AS_1.contains(&name) {
-                mounts.push(mount(&path, &format!("{folder}/{name}.1")));
+/// Writes the files of a machine, and removes those of kinds that it does not have (any more): an empty file would be an invalid one.
+fn write(folder: &Path, machine: &Machine) -> Result<Written, gantry_driver::Error> {
+    let mut written = Written::default();
+    let others = others(folder);
+    for (vendor, class) in KINDS {
+        let (kind, name) = (kind(vendor, class), file(vendor, class));
+        let spec = match machine.spec(class, &kind, &Wish::usual()) {
+            Err(gantry_driver::Error::NoDevices { .. }) => None,
+            spec => Some(spec?),
+        };
+        let other = others.iter().find(|(_, other)| other.kind == kind);
+        let spec = match (spec, other) {
+            (Some(_), Some((path, _))) if vendor != PLUGIN_VENDOR => {
+                // Two files with one device make it unusable. Whoever wrote the other one asked for it.
+                written.notes.push(format!("CDI kind {kind} is left to {}", path.display()));
+                None
+            }
+            (Some(spec), Some((path, _))) => {
+                written.notes.push(format!(
+                    "{} describes {kind}, too: runtimes refuse devices that two files describe; remove it",
+                    path.display()
+                ));
+                Some(spec)
+            }
+            (spec, _) => spec,
+        };
+        let path = folder.join(format!("{name}.json"));
+        match spec {
+            Some(spec) if gantry_cdi::read(&path).is_ok_and(|known| known == spec) => {}
+            Some(spec) => {
+                gantry_cdi::write(folder, &name, &spec)?;
+                written.changed = true;
+            }
+            None => {
+                written.changed |= path.exists();
+                gantry_cdi::remove(folder, &name)?;
             }
         }
     }
-    let programs = PROGRAMS.iter().map(|program| format!("/usr/bin/{program}"));
-    mounts.extend(programs.filter(|path| on_host(path).is_file()).map(|path| mount(&path, &path)));
-    mounts
+    Ok(written)
 }
 
-/// The files of a folder in order; none where it cannot be read.
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    let mut names: Vec<_> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-    names.sort();
-    names
+/// Removes every file.
+fn remove(folder: &Path) -> Result<(), gantry_cdi::Error> {
+    KINDS.iter().try_for_each(|(vendor, class)| gantry_cdi::remove(folder, &file(vendor, *class)))
+}
+
+/// The valid files of others. Those that are not valid are nobody's concern here: no runtime reads them either.
+fn others(folder: &Path) -> Vec<(PathBuf, Spec)> {
+    let ours: BTreeSet<PathBuf> =
+        KINDS.iter().map(|(vendor, class)| folder.join(format!("{}.json", file(vendor, *class)))).collect();
+    let files = gantry_cdi::specification_files(folder, &mut Vec::new());
+    let others = files.into_iter().filter(|path| !ours.contains(path));
+    others.filter_map(|path| Some((path.clone(), gantry_cdi::read(&path).ok()?))).collect()
+}
+
+/// Whether the files on disk describe every device that work may be given.
+fn cover(folder: &Path, gpus: &[Gpu]) -> bool {
+    let wanted = gpus.iter().filter(|gpu| gpu.health.is_healthy()).flat_map(|gpu| {
+        let whole = gpu.partitions.is_none().then_some(&gpu.id);
+        whole.into_iter().chain(gpu.partitions.iter().flatten().map(|part| &part.id))
+    });
+    let wanted: Vec<&GpuId> = wanted.collect();
+    let path = folder.join(format!("{}.json", file(PLUGIN_VENDOR, Class::Gpu)));
+    wanted.is_empty()
+        || gantry_cdi::read(&path).is_ok_and(|spec| {
+            wanted.iter().all(|id| spec.devices.iter().any(|device| device.name == id.as_str()))
+        })
+}
+
+/// What is known of the CDI files, for others.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Known {
+    /// The machine as it was described last.
+    pub(crate) machine: Option<Arc<Machine>>,
+    /// Why it cannot be described or written now.
+    pub(crate) error: Option<String>,
+}
+
+/// Keeps the files.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    source: Source,
+    folder: PathBuf,
+    watch: Option<FolderWatch>,
+    /// What changes when driver, device files or CDI files do.
+    seen: Vec<Print>,
+    events: Vec<(PathBuf, FolderEvents)>,
+    next_look: Option<Instant>,
+    /// When to try again, and how long to wait after that.
+    retry: Option<Instant>,
+    delay: Duration,
+    told: BTreeSet<String>,
+    /// Whether every device that work may be given is described.
+    pub(crate) ready: bool,
+    pub(crate) known: Known,
+}
+
+/// A file or folder at one moment, in numbers that change when it does; zeros where nothing is.
+type Print = (PathBuf, [u64; 4]);
+
+fn print(path: PathBuf, numbers: impl Fn(&fs::Metadata) -> [u64; 4]) -> Print {
+    let numbers = fs::metadata(&path).map(|file| numbers(&file)).unwrap_or_default();
+    (path, numbers)
+}
+
+/// Of a folder or of a file that is replaced as a whole.
+fn content(file: &fs::Metadata) -> [u64; 4] {
+    [file.ino(), file.len(), file.mtime().cast_unsigned(), file.mtime_nsec().cast_unsigned()]
+}
+
+/// Of a device file, whose times say nothing.
+fn node(file: &fs::Metadata) -> [u64; 4] {
+    [file.ino(), file.rdev(), file.mode().into(), file.gid().into()]
+}
+
+impl Keeper {
+    pub(crate) fn new(folder: PathBuf, driver_root: Root, dev_root: Option<Root>) -> Self {
+        Self {
+            source: Source { driver_root, dev_root },
+            folder,
+            watch: None,
+            seen: Vec::new(),
+            events: Vec::new(),
+            next_look: None,
+            retry: None,
+            delay: RETRY.0,
+            told: BTreeSet::new(),
+            ready: false,
+            known: Known::default(),
+        }
+    }
+
+    /// Watches folders from now on.
+    pub(crate) fn watch(&mut self, watch: Option<FolderWatch>) {
+        self.watch = watch;
+        self.follow();
+    }
+
+    /// Brings the files in step with driver and GPUs. What is to be logged.
+    pub(crate) fn update(&mut self, driver: &DriverInfo, gpus: &[Gpu]) -> Vec<String> {
+        let mut lines = Vec::new();
+        // Before they are read: what changes meanwhile is seen.
+        let before = self.prints();
+        let done = self.source.machine(driver, gpus).and_then(|machine| {
+            let mut notes = machine.problems();
+            self.known.machine = Some(Arc::new(machine.clone()));
+            let written = write(&self.folder, &machine)?;
+            notes.extend(written.notes);
+            Ok((machine, written.changed, notes))
+        });
+        match done {
+            Ok((machine, changed, notes)) => {
+                if changed || self.known.error.is_some() {
+                    lines.push(format!(
+                        "CDI files in {}: driver {}, {} files of it",
+                        self.folder.display(),
+                        machine.driver.version,
+                        machine.driver.files.len()
+                    ));
+                }
+                self.ready = true;
+                self.known.error = None;
+                (self.retry, self.delay) = (None, RETRY.0);
+                let notes: BTreeSet<String> = notes.into_iter().collect();
+                lines.extend(notes.difference(&self.told).cloned());
+                self.told = notes;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if matches!(error, gantry_driver::Error::NoDriver { .. }) {
+                    // What they point to is gone.
+                    self.known.machine = None;
+                    lines.extend(remove(&self.folder).err().map(|error| error.to_string()));
+                }
+                self.ready = cover(&self.folder, gpus);
+                if self.known.error.as_ref() != Some(&text) {
+                    let rest = if self.ready { "; those that are there stay in use" } else { "" };
+                    lines.push(format!(
+                        "Could not bring the CDI files up to date: {text}{rest}; trying again"
+                    ));
+                }
+                self.known.error = Some(text);
+                self.retry = Some(Instant::now() + self.delay);
+                self.delay = (self.delay * 2).min(RETRY.1);
+            }
+        }
+        self.follow();
+        // What was written just now is no change.
+        let earlier = |now: Print| {
+            let known = before.iter().find(|(path, _)| *path == now.0 && !path.starts_with(&self.folder));
+            known.cloned().unwrap_or(now)
+        };
+        self.seen = self.prints().into_iter().map(earlier).collect();
+        lines
+    }
+
+    /// Whether something is not as it was when the files were written.
+    pub(crate) fn is_stale(&mut self) -> bool {
+        if self.retry.is_some_and(|retry| retry <= Instant::now()) {
+            self.retry = None;
+            return true;
+        }
+        self.seen != self.prints()
+    }
+
+    /// Waits until there is something to look at.
+    pub(crate) async fn changed(&mut self) {
+        let due = self.retry.into_iter().chain(self.next_look).min();
+        let timer = async {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => future::pending().await,
+            }
+        };
+        let events = &mut self.events;
+        let folders = async {
+            if events.is_empty() {
+                return future::pending().await;
+            }
+            let waits = events.iter_mut().map(|(_, events)| Box::pin(events.changed()));
+            let (still_there, index, _) = future::select_all(waits).await;
+            (!still_there).then_some(index)
+        };
+        let woken = match future::select(std::pin::pin!(timer), std::pin::pin!(folders)).await {
+            Either::Left(((), _)) => Err(()),
+            Either::Right((gone, _)) => Ok(gone),
+        };
+        match woken {
+            Err(()) => self.next_look = self.next_look.map(|_| Instant::now() + POLL),
+            Ok(gone) => drop(gone.map(|index| self.events.remove(index))),
+        }
+    }
+
+    fn folders(&self) -> Vec<PathBuf> {
+        let of_driver = self.known.machine.iter().flat_map(|machine| &machine.driver.folders);
+        of_driver.map(|folder| self.source.driver_root.here(folder)).collect()
+    }
+
+    fn prints(&self) -> Vec<Print> {
+        let mut prints: Vec<Print> = self.folders().into_iter().map(|path| print(path, content)).collect();
+        if let Some(dev) = &self.source.dev_root {
+            let names =
+                ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "dri"];
+            let gpus = self.known.machine.iter().flat_map(|machine| &machine.gpus);
+            let names = names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .chain(gpus.map(|gpu| format!("nvidia{}", gpu.minor)));
+            prints.extend(names.map(|name| print(dev.here(&format!("dev/{name}")), node)));
+            // A file of the kernel's has no times of its own.
+            let version = PathBuf::from("/proc/driver/nvidia/version");
+            let text = fs::read(&version).unwrap_or_default();
+            prints.push((version, [gantry_kit::fnv1a_64(&text, 0), 0, 0, 0]));
+        }
+        let inode = |file: &fs::Metadata| [file.ino(), file.rdev(), 0, 0];
+        prints.extend(SOCKETS.iter().map(|(path, _)| print(self.source.driver_root.here(path), inode)));
+        let own =
+            KINDS.iter().map(|(vendor, class)| self.folder.join(format!("{}.json", file(vendor, *class))));
+        prints.extend(own.map(|path| print(path, content)));
+        prints
+    }
+
+    /// Watches the folders of the driver as it was found, and that of the CDI files.
+    fn follow(&mut self) {
+        let Some(watch) = &self.watch else { return self.look_later() };
+        let mut wanted = self.folders();
+        wanted.push(self.folder.clone());
+        // Whatever else happens in /tmp would wake us, too.
+        let sockets = SOCKETS.iter().filter(|(path, _)| !path.starts_with("/tmp/"));
+        let of_daemons = sockets.map(|(path, _)| self.source.driver_root.here(path));
+        wanted.extend(of_daemons.filter_map(|path| path.parent().map(Path::to_path_buf)));
+        self.events.retain(|(path, _)| wanted.contains(path));
+        for path in wanted {
+            if !self.events.iter().any(|(known, _)| *known == path)
+                && let Ok(events) = watch.folder(&path)
+            {
+                self.events.push((path, events));
+            }
+        }
+        self.look_later();
+    }
+
+    /// A simulated machine changes nothing behind our back that a watch does not tell.
+    fn look_later(&mut self) {
+        let looks = self.source.dev_root.is_some() || self.watch.is_none();
+        self.next_look = looks.then(|| Instant::now() + POLL);
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use gantry_cdi::Cache;
-    use gantry_gpu::{GpuBackend as _, Profile, SimGpus};
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn a_container_gets_its_gpu_the_driver_and_nothing_else() {
-        let (folder, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let sim = SimGpus::new(Profile::named("a100-80").unwrap(), 4, "n", 1).unwrap();
-        sim.install_driver(root.path()).unwrap();
-        let gpus = sim.inventory().unwrap().gpus;
-        write(folder.path(), root.path(), &sim.driver().unwrap(), &gpus).unwrap();
-        let cache = Cache::load(&[folder.path()]);
-        assert_eq!(cache.errors().len(), 0);
-        assert_eq!(cache.devices().count(), 2 * (4 + 4 + 1));
-        let mut config = json!({});
-        cache.inject(&mut config, &[plugin_device(&gpus[2].id).unwrap()]).unwrap();
-        let texts = |list: &Value, key: &str| -> Vec<String> {
-            list.as_array().unwrap().iter().map(|item| item[key].as_str().unwrap().to_owned()).collect()
-        };
-        assert_eq!(
-            texts(&config["linux"]["devices"], "path"),
-            [
-                "/dev/nvidiactl",
-                "/dev/nvidia-uvm",
-                "/dev/nvidia-uvm-tools",
-                "/dev/nvidia-modeset",
-                "/dev/nvidia2"
-            ]
-        );
-        assert_eq!(config["process"]["env"], json!(["NVIDIA_VISIBLE_DEVICES=void"]));
-        let mounts = texts(&config["mounts"], "destination");
-        for file in [
-            "/usr/bin/nvidia-smi",
-            "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
-            "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15",
-            "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
-        ] {
-            assert!(mounts.contains(&file.to_owned()), "{file}");
-        }
-        assert!(texts(&config["mounts"], "source").iter().all(|path| Path::new(path).is_file()));
-    }
-
-    #[test]
-    fn lost_cards_leave_the_files_and_the_last_one_takes_them_along() {
-        let folder = tempfile::tempdir().unwrap();
-        let sim = SimGpus::new(Profile::named("t4").unwrap(), 2, "n", 1).unwrap();
-        let mut gpus = sim.inventory().unwrap().gpus;
-        let lost = Health::Unhealthy(gantry_model::Fault { kind: FaultKind::Lost, message: String::new() });
-        let count = |gpus: &[Gpu]| {
-            write(folder.path(), Path::new("/nowhere"), &sim.driver().unwrap(), gpus).unwrap();
-            Cache::load(&[folder.path()]).devices().count()
-        };
-        assert_eq!(count(&gpus), 10);
-        gpus[0].health = lost.clone();
-        assert_eq!(count(&gpus), 6);
-        gpus[1].health = lost;
-        assert_eq!(count(&gpus), 0);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
 use gantry_cdi::DeviceName;
+use gantry_driver::Machine;
 use gantry_model::{Gpu, GpuId, PodKey};
 use gantry_proto::deviceplugin::Device;
 use tokio::sync::watch;
@@ -52,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) untold: watch::Sender<u64>,
     /// Counts registrations with the kubelet.
     pub(crate) registrations: watch::Sender<u64>,
+    /// What is known of the CDI files.
+    cdi: Mutex<cdi::Known>,
 }
 
 impl Shared {
@@ -66,7 +69,12 @@ impl Shared {
             revision: watch::Sender::new(0),
             untold: watch::Sender::new(0),
             registrations: watch::Sender::new(0),
+            cdi: Mutex::default(),
         }
+    }
+
+    pub(crate) fn cdi(&self) -> MutexGuard<'_, cdi::Known> {
+        self.cdi.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -151,6 +159,16 @@ impl Handle {
     /// The GPUs by index, with their health.
     pub fn gpus(&self) -> Vec<Gpu> {
         self.0.state().gpus().to_vec()
+    }
+
+    /// The machine with its driver as it was described last: what [`Machine::container_edits`] follows from. `None` while there is no driver.
+    pub fn machine(&self) -> Option<Arc<Machine>> {
+        self.0.cdi().machine.clone()
+    }
+
+    /// Why the CDI files cannot be brought up to date now; it is being tried again.
+    pub fn cdi_error(&self) -> Option<String> {
+        self.0.cdi().error.clone()
     }
 
     /// Which container has which GPUs.

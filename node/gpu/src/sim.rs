@@ -1,9 +1,9 @@
 //! The simulated backend.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{fs, io};
 
 use gantry_kit::{fnv1a_64, uuid_v4};
 use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
@@ -17,18 +17,6 @@ use crate::{
 
 /// The most GPUs on one node that NVIDIA's own machines have.
 const MAX_GPUS: usize = 16;
-
-/// What a compute driver installs, of which containers need the most part.
-const DRIVER_LIBRARIES: [&str; 6] = [
-    "libcuda.so",
-    "libcudadebugger.so",
-    "libnvidia-cfg.so",
-    "libnvidia-ml.so",
-    "libnvidia-nvvm.so",
-    "libnvidia-ptxjitcompiler.so",
-];
-const DRIVER_PROGRAMS: [&str; 4] =
-    ["nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 
 /// What a simulated process does on one card.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,21 +153,9 @@ impl SimGpus {
         }
     }
 
-    /// Lays out an empty file for each library and program of the simulated driver below `root`, as an installed
-    /// driver has them: `usr/lib/x86_64-linux-gnu/lib….so.<version>` and `usr/bin/nvidia-smi`. Nodes with the same
-    /// driver can share a root.
+    /// Lays out the simulated driver below `root`, as an installed one is laid out on Debian. Nodes with the same driver can share a root.
     pub fn install_driver(&self, root: &Path) -> io::Result<()> {
-        let libraries = root.join("usr/lib/x86_64-linux-gnu");
-        let programs = root.join("usr/bin");
-        let version = self.profile.driver().driver_version;
-        let files = DRIVER_LIBRARIES.iter().map(|name| libraries.join(format!("{name}.{version}")));
-        let files = files.chain(DRIVER_PROGRAMS.iter().map(|name| programs.join(name)));
-        fs::create_dir_all(&libraries)?;
-        fs::create_dir_all(&programs)?;
-        for file in files.filter(|file| !file.exists()) {
-            fs::write(file, [])?;
-        }
-        Ok(())
+        gantry_driver::install_simulated(root, &self.profile.driver().driver_version)
     }
 
     fn change(&self, index: usize, change: impl FnOnce(&mut Card) -> EventKind) -> Result<(), Error> {

@@ -57,6 +57,9 @@ pub(crate) enum Command {
     Scheduler(Box<SchedulerOptions>),
     /// Run the controllers of Volcano's Jobs and their PodGroups, where Volcano itself does not run.
     Controllers(Box<ControllersOptions>),
+    /// CDI files, by which container runtimes give containers the GPUs of this machine.
+    #[command(subcommand)]
+    Cdi(crate::cdi::Cdi),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

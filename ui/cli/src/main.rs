@@ -3,7 +3,8 @@
 //! ```text
 //!   args ──▶ up, down, fault   a cluster on this machine   (lab)
 //!        ├─▶ get, describe, why   any cluster, through kube::Client   (view)
-//!        └─▶ agent, scheduler, controllers   the processes that run in a cluster   (serve)
+//!        ├─▶ agent, scheduler, controllers   the processes that run in a cluster   (serve)
+//!        └─▶ cdi            this machine, without a cluster     (driver)
 //! ```
 //!
 //! Standard output has what the command was asked for: a table, a document, an explanation, or what an action came to, such as
@@ -23,6 +24,7 @@ macro_rules! outln {
 }
 
 mod args;
+mod cdi;
 mod connect;
 mod fault;
 mod gpus;
@@ -77,6 +79,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         Command::Controllers(options) => {
             runtime()?.block_on(serve::control::controllers(&args.connection, *options))
         }
+        Command::Cdi(command) => cdi::run(&command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut script);

@@ -80,6 +80,11 @@ impl Cache {
         self.devices.keys()
     }
 
+    /// Every device that can be injected, with the file that describes it.
+    pub fn entries(&self) -> impl Iterator<Item = (&DeviceName, &Path)> {
+        self.devices.iter().map(|(name, entry)| (name, entry.file.as_path()))
+    }
+
     /// Devices that cannot be injected, because two files of one folder describe them.
     pub fn conflicts(&self) -> impl Iterator<Item = &Conflict> {
         self.conflicts.values()
@@ -162,7 +167,9 @@ fn identity(file: &Path) -> Option<Identity> {
     Some((metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-fn specification_files(folder: &Path, errors: &mut Vec<Error>) -> Vec<PathBuf> {
+/// The specification files of a folder in order: those that a runtime reads. A folder that is not there has none; one that cannot be read
+/// is told of in `errors`.
+pub fn specification_files(folder: &Path, errors: &mut Vec<Error>) -> Vec<PathBuf> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Vec::new(),
@@ -179,7 +186,11 @@ fn specification_files(folder: &Path, errors: &mut Vec<Error>) -> Vec<PathBuf> {
     files
 }
 
-fn read(path: &Path) -> Result<Spec, Error> {
+/// Reads one specification file, JSON or, unless its name ends in `.json`, YAML.
+///
+/// # Errors
+/// Where it cannot be read or is not valid; the text names the file, the field and the rule.
+pub fn read(path: &Path) -> Result<Spec, Error> {
     let text = fs::read_to_string(path).map_err(|source| Error::Io {
         action: "read",
         path: path.to_path_buf(),

@@ -23,9 +23,9 @@ mod name;
 mod spec;
 mod write;
 
-pub use cache::{Cache, Conflict, Folders};
+pub use cache::{Cache, Conflict, Folders, read, specification_files};
 pub use error::Error;
 pub use inject::apply;
 pub use name::DeviceName;
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec};
-pub use write::{remove, write};
+pub use write::{remove, to_yaml, write};

@@ -9,6 +9,16 @@ use crate::{Error, Spec};
 /// Tells apart the temporary files of one process.
 static COUNTER: AtomicU64 = AtomicU64::new(0);
 
+/// A specification as YAML.
+///
+/// # Errors
+/// Where it is not valid.
+pub fn to_yaml(spec: &Spec) -> Result<String, Error> {
+    spec.validate()?;
+    serde_saphyr::to_string(spec)
+        .map_err(|error| Error::Syntax { path: PathBuf::new(), message: error.to_string() })
+}
+
 /// Writes `folder/<name>.json` so that a reader sees the old file or the new one. Creates the folder.
 /// Returns the path. A specification that is not valid is not written.
 pub fn write(folder: &Path, name: &str, spec: &Spec) -> Result<PathBuf, Error> {

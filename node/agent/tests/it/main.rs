@@ -1,6 +1,7 @@
 //! The agent against a kubelet double, over real Unix sockets.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
+mod driver;
 mod kubelet;
 mod labels;
 mod plugin;
@@ -51,7 +52,8 @@ impl Node {
             resource: GPU.into(),
             kubelet_dir: self.plugins(),
             cdi_dir: at("cdi"),
-            driver_root: at("driver"),
+            driver_root: at("driver").into(),
+            dev_root: None,
             state_dir: at("state"),
             client: None,
             clock: Arc::new(SystemClock),
