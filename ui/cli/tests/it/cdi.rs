@@ -139,7 +139,7 @@ fn generate_says_what_is_missing() {
     ]);
     assert!(told.contains("driver version mismatch: the running driver is 570.86.15, and below"), "{told}");
     for (arguments, expected) in [
-        (&["--simulate", "t5"][..], "no profile \"t5\": use one of a100-40"),
+        (&["--simulate", "t5"][..], "GPU model \"t5\" is not known: use one of a100-40"),
         (&["--simulate", "t4:x"], "\"x\" is no number of GPUs"),
         (&["--device-name-strategy", "name"], "use index, uuid or type-index"),
         (&["--driver-capabilities", "gpu"], "unknown driver capability \"gpu\": use all, or some of compute"),
