@@ -25,7 +25,7 @@ use crate::report::Reporter;
 use crate::socket::{self, Server, SocketId};
 use crate::state::State;
 use crate::watch::FolderEvents;
-use crate::{Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink};
+use crate::{DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink};
 
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
@@ -53,8 +53,8 @@ pub struct Options {
     pub cdi_dir: PathBuf,
     /// Where the driver is installed, `/` if it is in the host's own file system.
     pub driver_root: Root,
-    /// The root whose `dev` has the device files, mostly `/`; `None` for a machine that is simulated.
-    pub dev_root: Option<Root>,
+    /// Where device files are; `None` for a machine that is simulated.
+    pub devices: Option<DeviceRoots>,
     /// Where the checkpoint goes. Must outlive the agent.
     pub state_dir: PathBuf,
     /// The API server; without, labels and `GpuNode` are not written.
@@ -126,7 +126,7 @@ impl Agent {
             options.node_name, driver.driver_version
         ));
         let mut cdi =
-            cdi::Keeper::new(options.cdi_dir.clone(), options.driver_root.clone(), options.dev_root.clone());
+            cdi::Keeper::new(options.cdi_dir.clone(), options.driver_root.clone(), options.devices.clone());
         for line in cdi.update(&driver, state.gpus()) {
             log.write(line);
         }

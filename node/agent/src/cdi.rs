@@ -55,19 +55,29 @@ fn file(vendor: &str, class: Class) -> String {
     format!("{vendor}-{}", class.name())
 }
 
+/// Where a machine's device files are, and what tells of them.
+#[derive(Debug, Clone)]
+pub struct DeviceRoots {
+    /// The root whose `dev` has the device files, mostly `/`.
+    pub dev: Root,
+    /// Where procfs is mounted, which tells the kernel module's version and numbers.
+    pub procfs: PathBuf,
+    /// Where sysfs is mounted, which tells the files through which cards draw.
+    pub sysfs: PathBuf,
+}
+
 /// Where a machine is described from.
 #[derive(Debug)]
 struct Source {
     driver_root: Root,
     /// `None` for a machine that is simulated, and has neither device files nor a kernel module.
-    dev_root: Option<Root>,
+    devices: Option<DeviceRoots>,
 }
 
 impl Source {
     fn machine(&self, driver: &DriverInfo, gpus: &[Gpu]) -> Result<Machine, gantry_driver::Error> {
-        let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
-        let mut running = match self.dev_root {
-            Some(_) => Running::of_kernel(proc),
+        let mut running = match &self.devices {
+            Some(roots) => Running::of_kernel(&roots.procfs),
             None => Running::default(),
         };
         running.version = Some(driver.driver_version.clone());
@@ -75,8 +85,10 @@ impl Source {
         // NVML may be that of an earlier driver, which this process has loaded.
         let same = version.is_some_and(|version| version.as_str() == driver.driver_version);
         running.cuda = same.then_some(driver.cuda_version);
-        let (devices, minors) = match &self.dev_root {
-            Some(dev) => (DeviceFiles::scan(dev, proc, sys), MigMinors::of_kernel(proc)?),
+        let (devices, minors) = match &self.devices {
+            Some(DeviceRoots { dev, procfs, sysfs }) => {
+                (DeviceFiles::scan(dev, procfs, sysfs), MigMinors::of_kernel(procfs)?)
+            }
             None => (DeviceFiles::assumed(), MigMinors::assumed()),
         };
         Ok(Machine { driver: discover(&self.driver_root, &running)?, devices, minors, gpus: gpus.to_vec() })
@@ -209,9 +221,9 @@ fn node(file: &fs::Metadata) -> [u64; 4] {
 }
 
 impl Keeper {
-    pub(crate) fn new(folder: PathBuf, driver_root: Root, dev_root: Option<Root>) -> Self {
+    pub(crate) fn new(folder: PathBuf, driver_root: Root, devices: Option<DeviceRoots>) -> Self {
         Self {
-            source: Source { driver_root, dev_root },
+            source: Source { driver_root, devices },
             folder,
             watch: None,
             seen: Vec::new(),
@@ -333,7 +345,7 @@ impl Keeper {
 
     fn prints(&self) -> Vec<Print> {
         let mut prints: Vec<Print> = self.folders().into_iter().map(|path| print(path, content)).collect();
-        if let Some(dev) = &self.source.dev_root {
+        if let Some(DeviceRoots { dev, procfs, .. }) = &self.source.devices {
             let names =
                 ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps", "dri"];
             let gpus = self.known.machine.iter().flat_map(|machine| &machine.gpus);
@@ -343,7 +355,7 @@ impl Keeper {
                 .chain(gpus.map(|gpu| format!("nvidia{}", gpu.minor)));
             prints.extend(names.map(|name| print(dev.here(&format!("dev/{name}")), node)));
             // A file of the kernel's has no times of its own.
-            let version = PathBuf::from("/proc/driver/nvidia/version");
+            let version = procfs.join("driver/nvidia/version");
             let text = fs::read(&version).unwrap_or_default();
             prints.push((version, [gantry_kit::fnv1a_64(&text, 0), 0, 0, 0]));
         }
@@ -377,7 +389,7 @@ impl Keeper {
 
     /// A simulated machine changes nothing behind our back that a watch does not tell.
     fn look_later(&mut self) {
-        let looks = self.source.dev_root.is_some() || self.watch.is_none();
+        let looks = self.source.devices.is_some() || self.watch.is_none();
         self.next_look = looks.then(|| Instant::now() + POLL);
     }
 }

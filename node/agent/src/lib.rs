@@ -38,6 +38,7 @@ mod state;
 mod watch;
 
 pub use agent::{Agent, Options};
+pub use cdi::DeviceRoots;
 pub use error::Error;
 pub use gantry_api::IdentityMode;
 pub use handle::{Adjustment, ContainerIdentity, Handle};

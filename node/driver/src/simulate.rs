@@ -1,7 +1,8 @@
-//! A driver that is installed for a simulated machine: libraries with a name and nothing else, and empty programs.
+//! A driver that is installed for a simulated machine: libraries with a name and nothing else, and programs that say so.
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use crate::elf::minimal;
@@ -37,7 +38,12 @@ pub fn install_simulated(root: &Path, version: &str) -> io::Result<()> {
     fs::create_dir_all(&programs)?;
     let put = |path: &Path, bytes: &[u8]| if path.exists() { Ok(()) } else { fs::write(path, bytes) };
     for program in PROGRAMS {
-        put(&programs.join(program), &[])?;
+        let (path, text) = (
+            programs.join(program),
+            format!("#!/bin/sh\necho \"{program}: this driver {version} is simulated\" >&2\nexit 1\n"),
+        );
+        put(&path, text.as_bytes())?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     }
     // libcuda last: whoever sees it sees the others.
     for (name, soname) in LIBRARIES.iter().rev() {

@@ -95,7 +95,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),
         cdi_dir: machine.plate.cdi_dir(),
         driver_root: driver_root.into(),
-        dev_root: None,
+        devices: None,
         state_dir: machine.plate.state_dir.clone(),
         client: Some(machine.shared.client.clone()),
         clock: machine.shared.clock.clone(),

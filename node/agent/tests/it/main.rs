@@ -53,7 +53,7 @@ impl Node {
             kubelet_dir: self.plugins(),
             cdi_dir: at("cdi"),
             driver_root: at("driver").into(),
-            dev_root: None,
+            devices: None,
             state_dir: at("state"),
             client: None,
             clock: Arc::new(SystemClock),

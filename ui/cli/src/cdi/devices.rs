@@ -1,14 +1,15 @@
-//! The GPUs that are described: of a file, of a profile, or those that the kernel module tells of.
+//! The GPUs that are described: those of the driver, of a file, or of a profile.
 
 use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Context as _, bail};
-use gantry_gpu::{GpuBackend as _, Profile, SimGpus};
+use gantry_gpu::{GpuBackend as _, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_model::{Gpu, GpuId, Health, Partition, PartitionAttributes};
 use serde::Deserialize;
 
+use super::Generate;
 use crate::hint;
 
 /// GPUs of a profile.
@@ -129,6 +130,35 @@ fn gpu(id: GpuId, index: u32, minor: u32, pci_bus_id: &str, partitions: Option<V
         mig_capable: partitions.is_some(),
         partitions,
         health: Health::Healthy,
+    }
+}
+
+/// The GPUs that NVML lists; where it cannot be asked, those of the kernel.
+pub(crate) fn of_driver(options: &Generate) -> anyhow::Result<Vec<Gpu>> {
+    let nvml = NvmlOptions {
+        driver_root: options.driver_root.clone(),
+        sysfs: options.sysfs.clone(),
+        proc: options.procfs.clone(),
+        ..NvmlOptions::default()
+    };
+    let error = match NvmlGpus::open(nvml).and_then(|gpus| gpus.inventory()) {
+        Ok(inventory) => {
+            for failed in &inventory.failed {
+                eprintln!(
+                    "warning: GPU {} does not answer and is left out: {}",
+                    failed.pci_bus_id, failed.error
+                );
+            }
+            return Ok(inventory.gpus);
+        }
+        Err(error) => error,
+    };
+    match of_kernel(&options.procfs) {
+        Ok(gpus) => {
+            eprintln!("warning: NVML cannot be asked, the GPUs are those that the kernel lists: {error}");
+            Ok(gpus)
+        }
+        Err(of_kernel) => Err(of_kernel.context(error.to_string())),
     }
 }
 

@@ -60,7 +60,7 @@ fn json(spec: &gantry_cdi::Spec) -> anyhow::Result<String> {
 }
 
 fn machine(options: &Generate, class: Class) -> anyhow::Result<Machine> {
-    let (proc, sys) = (Path::new("/proc"), Path::new("/sys"));
+    let (proc, sys) = (options.procfs.as_path(), options.sysfs.as_path());
     let root = Root::new(&options.driver_root);
     let mut running = match options.simulate {
         Some(_) => Running::default(),
@@ -82,7 +82,7 @@ fn machine(options: &Generate, class: Class) -> anyhow::Result<Machine> {
     let gpus = match (&options.simulate, &options.devices) {
         (Some(simulated), _) => simulated.gpus()?,
         (None, Some(file)) => devices::of_file(file)?,
-        (None, None) if class == Class::Gpu => devices::of_kernel(proc)?,
+        (None, None) if class == Class::Gpu => devices::of_driver(options)?,
         (None, None) => Vec::new(),
     };
     if options.simulate.is_some() {

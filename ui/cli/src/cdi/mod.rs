@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   driver root, dev root, /proc ─┐
-//!   GPUs: file, profile or /proc ─┴─▶ generate ─▶ FILE or standard output
+//!   GPUs: NVML, file or profile  ─┴─▶ generate ─▶ FILE or standard output
 //!   /etc/cdi, /var/run/cdi ─▶ list, validate          config.json ─▶ inject ─▶ config.json
 //! ```
 
@@ -89,6 +89,12 @@ pub(crate) struct Generate {
     /// The root whose dev folder has the device files. Default: the driver's root.
     #[arg(long, value_name = "DIR")]
     pub(crate) dev_root: Option<PathBuf>,
+    /// Where procfs is mounted.
+    #[arg(long, value_name = "DIR", default_value = "/proc", env = "GANTRY_PROCFS")]
+    pub(crate) procfs: PathBuf,
+    /// Where sysfs is mounted.
+    #[arg(long, value_name = "DIR", default_value = "/sys", env = "GANTRY_SYSFS")]
+    pub(crate) sysfs: PathBuf,
     /// The vendor in the kind. Default: nvidia.com; management.nvidia.com with --mode management.
     #[arg(long)]
     pub(crate) vendor: Option<String>,

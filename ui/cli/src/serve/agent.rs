@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, FeatureOptions, Handle, IdentityMode};
+use gantry_agent::{Agent, DeviceRoots, FeatureOptions, Handle, IdentityMode};
+use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
 use tokio::time::sleep;
@@ -37,6 +38,12 @@ pub(crate) struct AgentOptions {
     /// Where procfs is mounted, which tells capability devices of partitions.
     #[arg(long, value_name = "DIR", default_value = "/proc", env = "GANTRY_PROCFS")]
     procfs: PathBuf,
+    /// The same root as this process sees it, where that is a container. Default: the same path.
+    #[arg(long, value_name = "DIR", env = "CONTAINER_DRIVER_ROOT")]
+    container_driver_root: Option<PathBuf>,
+    /// The root whose dev folder has the device files, as host and this process see it.
+    #[arg(long, value_name = "DIR", default_value = "/", env = "NVIDIA_DEV_ROOT")]
+    dev_root: PathBuf,
     /// Where the checkpoint goes; must outlive the agent.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gantry", env = "GANTRY_STATE_DIR")]
     state_dir: PathBuf,
@@ -129,11 +136,12 @@ async fn prepare(
             ));
         }
     };
+    let roots = roots(options)?;
     let mut delay = RETRY.0;
     loop {
         let (simulate, name) = (options.simulate, node_name.to_owned());
         let driver = NvmlOptions {
-            driver_root: options.driver_root.clone(),
+            driver_root: roots.0.path().to_owned(),
             sysfs: options.sysfs.clone(),
             proc: options.procfs.clone(),
             ..NvmlOptions::default()
@@ -147,7 +155,8 @@ async fn prepare(
                 resource: options.resource.clone(),
                 kubelet_dir: options.kubelet_root.join("device-plugins"),
                 cdi_dir: options.cdi_dir.clone(),
-                driver_root: options.driver_root.clone(),
+                driver_root: roots.0.clone(),
+                devices: roots.1.clone(),
                 state_dir: options.state_dir.clone(),
                 client: Some(client.clone()),
                 clock: Arc::new(SystemClock),
@@ -170,6 +179,27 @@ async fn prepare(
         }
         delay = (delay * 2).min(RETRY.1);
     }
+}
+
+/// Where driver and device files are. Simulated GPUs have a driver of their own unless one is named, and device files where the
+/// machine pretends to have some.
+fn roots(options: &AgentOptions) -> anyhow::Result<(Root, Option<DeviceRoots>)> {
+    let here = options.container_driver_root.as_ref().unwrap_or(&options.driver_root);
+    let driver = Root::mounted(&options.driver_root, here);
+    let devices = DeviceRoots {
+        dev: Root::new(&options.dev_root),
+        procfs: options.procfs.clone(),
+        sysfs: options.sysfs.clone(),
+    };
+    let Some(Simulated { profile, .. }) = options.simulate else { return Ok((driver, Some(devices))) };
+    let devices = Some(devices).filter(|devices| devices.dev.here("dev/nvidiactl").exists());
+    if !driver.is_system() {
+        return Ok((driver, devices));
+    }
+    let root = options.state_dir.join("simulated-driver");
+    install_simulated(&root, &profile.driver().driver_version)
+        .with_context(|| format!("install a simulated driver in {}", root.display()))?;
+    Ok((Root::new(root), devices))
 }
 
 /// The GPUs, if they answer. A driver may take a minute to start, so that this is called where it may block.

@@ -116,7 +116,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         kubelet_dir: plugins.to_owned(),
         cdi_dir: root.join("cdi"),
         driver_root: root.join("driver").into(),
-        dev_root: None,
+        devices: None,
         state_dir: root.join("agent"),
         client: None,
         clock: Arc::new(SystemClock),
