@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -111,7 +110,6 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            .process_group(0)
             .spawn()
             .context("start setsid")?;
         let mut log = Follow::new(&log_path)?;
@@ -120,7 +118,7 @@ impl Cluster {
             if let Ok(cluster) = Self::open(&options.name) {
                 return Ok(cluster);
             }
-            if supervisor.try_wait()?.is_some_and(|status| !status.success()) {
+            if supervisor.try_wait()?.is_some() {
                 log.show();
                 let left = clean(&cache, &options.name);
                 bail!(

@@ -31,6 +31,10 @@ const OVERLAID: [&str; 3] = ["etc", "var/lib", "var/log"];
 const KEPT: [&str; 5] =
     ["var/lib/kubelet", "var/lib/containerd", "var/lib/etcd", "var/log/pods", "var/log/containers"];
 
+/// What a kubelet finds: 128 processors, 1 TiB of memory, as the simulated nodes have.
+const PROCESSORS: u32 = 128;
+const MEMORY_KIB: u64 = 1 << 30;
+
 /// What programs keep in memory: gone when the machine was off.
 const RUN_FOLDERS: [&str; 4] = ["/run/containerd", "/run/nri", "/run/cdi", "/run/gantry"];
 
@@ -137,9 +141,39 @@ fn view(plan: &NodePlan) -> anyhow::Result<()> {
         fs::write(&file, format!("{value}\n"))?;
         bind(&file, &Path::new("/proc/sys").join(name))?;
     }
+    machine(&scratch.join("machine"))?;
     devices(plan, &scratch.join("dev"))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
         .context("share the mounts with containers")
+}
+
+/// A machine as GPUs come in, so that pods fit that ask for what such a machine has: its kubelet reads processors and memory here.
+fn machine(folder_of: &Path) -> anyhow::Result<()> {
+    let processors = folder_of.join("cpu");
+    for number in 0..PROCESSORS {
+        // Their number alone. With a topology the kubelet would put these processors into control groups, and there they do not exist.
+        folder(&processors.join(format!("cpu{number}")))?;
+    }
+    for file in ["online", "possible", "present"] {
+        fs::write(processors.join(file), format!("0-{}\n", PROCESSORS - 1))?;
+    }
+    bind(&processors, Path::new("/sys/devices/system/cpu"))?;
+    // Without NUMA nodes memory is one.
+    folder(&folder_of.join("node"))?;
+    bind(&folder_of.join("node"), Path::new("/sys/devices/system/node"))?;
+
+    let real = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
+    let (mut memory, total) = (String::new(), format!(": {MEMORY_KIB} kB\n"));
+    for line in real.lines() {
+        let name = line.split(':').next().unwrap_or_default();
+        match name {
+            "MemTotal" | "MemFree" | "MemAvailable" => memory = memory + name + &total,
+            _ => memory = memory + line + "\n",
+        }
+    }
+    let file = folder_of.join("meminfo");
+    fs::write(&file, memory)?;
+    bind(&file, Path::new("/proc/meminfo"))
 }
 
 fn cgroups_at_root(controller: &str) -> bool {

@@ -299,9 +299,10 @@ pub(crate) fn kubelet_config(node: &NodePlan, options: &NodeOptions, pki: &Pki) 
         "tlsCertFile": pki.file(&format!("{}-serving.crt", node.name)),
         "tlsPrivateKeyFile": pki.file(&format!("{}-serving.key", node.name)),
         "resolvConf": "",
+        // Nothing is evicted because this machine's disk is full.
         "evictionHard": {
-            "memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%",
-            "imagefs.available": "1%", "imagefs.inodesFree": "1%"},
+            "memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
+            "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "imagePullCredentialsVerificationPolicy": "NeverVerify",
