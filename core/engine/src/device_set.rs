@@ -172,27 +172,72 @@ impl DeviceSets {
     }
 
     fn exhaustive(&self, free: GpuMask, must: GpuMask, size: u32) -> GpuMask {
-        let candidates: Vec<GpuMask> = bits(free & !must).collect();
-        let picks = (size - must.count_ones()) as usize;
-        let mut best: Option<(Rank, GpuMask)> = None;
-        combinations(&candidates, picks, must, &mut |set| {
-            let rank = self.rank(set, free);
-            // Sets come in ascending order of positions, so that the first of equals is the lowest.
-            if best.as_ref().is_none_or(|(known, _)| rank > *known) {
-                best = Some((rank, set));
-            }
-        });
-        best.expect("invariant: there are at least as many free GPUs as are to be picked").1
+        if self.bandwidths.len() < 2 && self.numa.iter().all(Option::is_some) {
+            return self.alike(free, must, size);
+        }
+        self.every_set(free, must, size)
     }
 
+    /// Looks at every set. With 16 GPUs there are up to 12,870: what decides most comparisons is one number for each set.
+    fn every_set(&self, free: GpuMask, must: GpuMask, size: u32) -> GpuMask {
+        let candidates: Vec<GpuMask> = bits(free & !must).collect();
+        let picks = (size - must.count_ones()) as usize;
+        let mut best: Option<(u64, Rank, GpuMask)> = None;
+        combinations(&candidates, picks, must, &mut |set| {
+            let links = self.links(set);
+            if best.as_ref().is_some_and(|(known, ..)| links < *known) {
+                return;
+            }
+            let rank = self.rank(set, free);
+            // Sets come in ascending order of positions, so that the first of equals is the lowest.
+            if best.as_ref().is_none_or(|(known, rest, _)| (links, &rank) > (*known, rest)) {
+                best = Some((links, rank, set));
+            }
+        });
+        best.expect("invariant: there are at least as many free GPUs as are to be picked").2
+    }
+
+    /// The same where all links are alike and every GPU has a NUMA node: only those are left to compare, and they are few.
+    fn alike(&self, free: GpuMask, must: GpuMask, size: u32) -> GpuMask {
+        let groups: Vec<GpuMask> =
+            self.numa_groups.iter().map(|group| group & free).filter(|group| *group != 0).collect();
+        let mut best: Option<((u32, u32), GpuMask)> = None;
+        for chosen in 1_u64..1 << groups.len() {
+            let of = (0..groups.len()).filter(|i| chosen >> i & 1 == 1).fold(0, |mask, i| mask | groups[i]);
+            if must & !of != 0 || of.count_ones() < size {
+                continue;
+            }
+            let cost = (chosen.count_ones(), of.count_ones() - size);
+            let picks = (size - must.count_ones()) as usize;
+            let set = bits(of & !must).take(picks).fold(must, |set, bit| set | bit);
+            // Of two sets the one with the lowest position that the other lacks comes first.
+            let first = |other: &GpuMask| set & (set ^ other) & (set ^ other).wrapping_neg() != 0;
+            let better =
+                |known: &(u32, u32), other: &GpuMask| cost < *known || cost == *known && first(other);
+            if best.as_ref().is_none_or(|(known, other)| better(known, other)) {
+                best = Some((cost, set));
+            }
+        }
+        best.expect("invariant: all groups together have enough free GPUs").1
+    }
+
+    fn index(mask: GpuMask) -> usize {
+        usize::try_from(mask).expect("invariant: tables exist for 16 GPUs at most")
+    }
+
+    /// How well a set is linked, as one number: the ring, then the sum.
+    fn links(&self, set: GpuMask) -> u64 {
+        let subset = &self.table[Self::index(set)];
+        u64::from(subset.ring) << 32 | u64::from(subset.pair_sum)
+    }
+
+    /// What decides among sets that are linked alike.
     fn rank(&self, set: GpuMask, free: GpuMask) -> Rank {
-        let index =
-            |mask: GpuMask| usize::try_from(mask).expect("invariant: tables exist for 16 GPUs at most");
-        let (chosen, rest) = (self.table[index(set)], self.table[index(free & !set)]);
+        let rest = &self.table[Self::index(free & !set)];
         let touched = self.numa_groups.iter().filter(|group| **group & set != 0);
         let (count, left) = touched
             .fold((0, 0), |(count, left), group| (count + 1, left + (group & free & !set).count_ones()));
-        (chosen.ring, chosen.pair_sum, rest.best, rest.pair_sum, Reverse(count), Reverse(left))
+        (rest.best, rest.pair_sum, Reverse(count), Reverse(left))
     }
 
     /// Grows a set from its best pair, always by the GPU whose slowest link into the set is fastest.
@@ -216,8 +261,8 @@ impl DeviceSets {
     }
 }
 
-/// Ring, links, what remains, NUMA nodes touched, free GPUs left on them.
-type Rank = (u8, u32, [u8; COMMON_SIZES.len()], u32, Reverse<u32>, Reverse<u32>);
+/// What remains, NUMA nodes touched, free GPUs left on them.
+type Rank = ([u8; COMMON_SIZES.len()], u32, Reverse<u32>, Reverse<u32>);
 
 fn bandwidth(topology: &Topology, a: usize, b: usize) -> u32 {
     topology.link(a, b).map_or(0, |link| link.gb_per_s)
@@ -318,6 +363,47 @@ mod tests {
             let mean = |total: u32| f64::from(total) / f64::from(u32::try_from(frees.len()).expect("256"));
             assert!((mean(rings) - ring).abs() < 0.0006, "k={size}: ring {}", mean(rings));
             assert!((mean(best_sums) - sum).abs() < 0.0006, "k={size}: sum {}", mean(best_sums));
+        }
+    }
+
+    #[test]
+    fn boards_of_equal_links_have_the_answer_of_a_search_of_every_set() {
+        use board::gpu_on;
+        for (nodes, gpus) in [(1, 8), (2, 8), (4, 8), (2, 10)] {
+            let list: Vec<Gpu> = (0..gpus).map(|i| gpu_on(i, i * nodes / gpus)).collect();
+            let sets = DeviceSets::new(&uniform(gpus), &list);
+            for free in 1_u64..1 << gpus {
+                for size in 1..free.count_ones() {
+                    let lowest = free & free.wrapping_neg();
+                    let highest = 1 << (63 - free.leading_zeros());
+                    for must in [0, lowest, highest] {
+                        let found = sets.alike(free, must, size);
+                        assert_eq!(found, sets.every_set(free, must, size), "{free:b} {must:b} {size}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// GPUs of which only the place matters.
+    mod board {
+        use gantry_model::{Gpu, Health};
+
+        pub(super) fn gpu_on(index: usize, numa: usize) -> Gpu {
+            let number = |value: usize| u32::try_from(value).expect("small");
+            Gpu {
+                id: format!("GPU-{index}").parse().expect("plain"),
+                index: number(index),
+                minor: number(index),
+                product: "any".into(),
+                memory_mib: 1,
+                pci_bus_id: String::new(),
+                numa_node: Some(number(numa)),
+                compute_capability: (9, 0),
+                mig_capable: false,
+                partitions: None,
+                health: Health::Healthy,
+            }
         }
     }
 

@@ -1,37 +1,46 @@
 //! The agent's life: start, keep registered, follow health, end.
 
 use std::fmt;
-use std::future::Future;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_driver::Root;
+use gantry_engine::DeviceSets;
 use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
 use gantry_kit::{CancellationToken, SharedClock};
 use gantry_model::{FaultKind, Gpu, Health};
-use gantry_proto::deviceplugin::KUBELET_SOCKET;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
 use crate::facts::{Facts, Look};
 use crate::handle::Shared;
+use crate::links::{Context, Links};
 use crate::log::Log;
-use crate::plugin::{self, Plugin};
+use crate::node_config::Loaded;
+use crate::node_label::{self, Label};
 use crate::report::Reporter;
-use crate::socket::{self, Server, SocketId};
+use crate::socket;
 use crate::state::State;
 use crate::watch::FolderEvents;
-use crate::{DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink};
+use crate::{
+    ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink,
+};
 
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Waits between attempts to register, or to read the GPUs: the first, and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(crate) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// How long a node that never had a configuration waits for its label, where a folder of configurations is given: nothing is offered before,
+/// so that a node with shares does not offer whole GPUs first.
+const LABEL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often configurations are looked at where they cannot be watched, or could not be used.
+const CONFIG_POLL: Duration = Duration::from_secs(5);
 
 /// How long no card may be listed until that is believed.
 const ABSENCE: Duration = Duration::from_secs(10);
@@ -45,8 +54,10 @@ pub struct Options {
     pub backend: Arc<dyn GpuBackend>,
     /// Who decides which GPU a container gets.
     pub identity: IdentityMode,
-    /// The resource that is offered, usually `nvidia.com/gpu`.
+    /// The resource of whole GPUs to which the configuration gives no other name, usually `nvidia.com/gpu`.
     pub resource: String,
+    /// What is offered, in the format of NVIDIA's device plugin.
+    pub config: ConfigSource,
     /// The kubelet's folder for device plugins, with its `kubelet.sock`; `<root-dir>/device-plugins`.
     pub kubelet_dir: PathBuf,
     /// Where CDI files go, usually `/var/run/cdi`.
@@ -86,8 +97,8 @@ pub struct Agent {
     cdi: cdi::Keeper,
     /// Whether a change has not been published, because a device that would be offered is not described yet.
     held: bool,
-    /// The plugin's file name in the kubelet's folder.
-    endpoint: String,
+    /// Whether there is a configuration to go by. Without, nothing is offered.
+    configured: bool,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
     adopt: bool,
     /// When feature discovery started, in seconds since 1970.
@@ -106,7 +117,13 @@ impl Agent {
         socket::check_path(&options.kubelet_dir.join(&endpoint))?;
         let log = Log::new(Arc::clone(&options.clock));
         let driver = options.backend.driver()?;
-        let mut state = State::new(options.node_name.as_str().into(), options.identity);
+        let (loaded, fault) = first_config(&options)?;
+        let config = match &loaded {
+            Some(loaded) => Arc::clone(&loaded.config),
+            None => ConfigSource { folder: None, file: None, ..options.config.clone() }.load(None)?.config,
+        };
+        let (node, resource) = (options.node_name.as_str().into(), options.resource.as_str().into());
+        let mut state = State::new(node, options.identity, resource, config);
         let checkpoint = Checkpoint::new(options.state_dir.join(&endpoint).with_extension("checkpoint"));
         let restored = checkpoint.restore(&mut state)?;
         if let Restored::SetAside(path, cause) = &restored {
@@ -136,7 +153,19 @@ impl Agent {
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
-        Ok((Self { options, driver, cdi, held: false, endpoint, adopt, started, shared }, handle))
+        let configured = loaded.is_some();
+        let agent = Self { options, driver, cdi, held: false, configured, adopt, started, shared };
+        let ConfigSource { file, folder, .. } = &agent.options.config;
+        if let Some(loaded) = loaded.filter(|_| file.is_some() || folder.is_some()) {
+            agent.log(format!("Using {}", loaded.name));
+        }
+        let misfit =
+            agent.shared.state().misfit().map(|misfit| format!("The configuration does not fit: {misfit}"));
+        if let Some(fault) = fault.or(misfit) {
+            agent.config_fault(Some(fault));
+        }
+        agent.log_notes();
+        Ok((agent, handle))
     }
 
     /// Serves the kubelet until cancelled. Whatever fails is tried again.
@@ -163,35 +192,49 @@ impl Agent {
                     resource: self.options.resource.clone(),
                     adopt: self.adopt,
                 };
-                tokio::spawn(reporter.run(reporting));
+                tokio::spawn(reporter.run(reporting.clone()));
             }
             (None, LabelSink::File(path)) => {
                 let (shared, path) = (Arc::clone(&self.shared), path.clone());
-                tokio::spawn(reporting.run_until_cancelled_owned(async move {
+                tokio::spawn(reporting.clone().run_until_cancelled_owned(async move {
                     sink::keep_file(&shared, &features, timestamp, &path).await;
                 }));
             }
             (None, _) => {}
         }
+        let mut label = self.follow_label(&reporting);
+        let mut patience = Some(Instant::now() + LABEL_PATIENCE);
         let watch = self.options.watch.clone().or_else(|| {
             FolderWatch::new().inspect_err(|error| tracing::warn!(%error, "polling instead")).ok()
         });
         self.cdi.watch(watch.clone());
         let mut folder: Option<FolderEvents> = None;
-        let mut link = Link::default();
+        let mut configs = Configs::new(&self.options.config, watch.clone());
+        let mut links = Links::default();
         loop {
             // First watch, then look: what happens in between is seen.
             if folder.is_none() {
                 folder = watch.as_ref().and_then(|watch| watch.folder(&self.options.kubelet_dir).ok());
             }
-            self.reconcile(&mut link);
+            if self.configured {
+                let context = Context {
+                    folder: &self.options.kubelet_dir,
+                    shared: &self.shared,
+                    register: self.shared.state().config().kubelet_socket != Some(None),
+                    ready: self.cdi.ready,
+                };
+                links.reconcile(&context, &mut |line| self.log(line));
+            }
             let event = tokio::select! {
                 () = cancel.cancelled() => Event::Cancelled,
                 Some(event) = events.recv() => Event::Health(event),
                 watched = next_change(folder.as_mut()) => Event::Folder { watched },
-                result = link.progress.next() => Event::Registration(result),
+                line = links.next(&self.shared) => Event::Registration(line),
                 result = reading.next() => Event::Look(result),
                 () = self.cdi.changed() => Event::Driver,
+                Ok(()) = label.changed() => Event::Config,
+                () = configs.changed() => Event::Config,
+                () = wait_until(patience), if !self.configured => Event::Patience,
             };
             match event {
                 Event::Cancelled => break,
@@ -204,33 +247,29 @@ impl Agent {
                 }
                 Event::Folder { watched: true } => {}
                 Event::Folder { watched: false } => folder = None,
-                Event::Registration(None) => link.progress = Progress::Idle,
-                Event::Registration(Some(Ok(()))) => {
-                    link.progress = Progress::Done;
-                    link.delay = RETRY.0;
-                    self.log(format!(
-                        "Registered device plugin for '{}' with Kubelet",
-                        self.options.resource
-                    ));
-                    self.shared.registrations.send_modify(|count| *count += 1);
+                Event::Registration(None) => {}
+                Event::Registration(Some(line)) => {
+                    self.log(line);
+                    self.prepare_choices();
                 }
-                Event::Registration(Some(Err(error))) => {
-                    self.log(format!("Could not {error}; trying again"));
-                    link.wait();
+                Event::Config => {
+                    let label = label.borrow_and_update().clone();
+                    self.reload(&label);
+                }
+                Event::Patience => {
+                    patience = None;
+                    if *label.borrow() == Label::Unknown {
+                        self.log(
+                            "The API server does not tell the node's labels: going on without".to_owned(),
+                        );
+                        self.reload(&Label::Known(None));
+                    }
                 }
             }
         }
         drop(subscription);
-        let path = self.socket();
-        if link.server.is_some_and(|server| Some(server.id) == SocketId::at(&path)) {
-            // The kubelet then reports no device instead of waiting for a plugin that is gone.
-            let _ = std::fs::remove_file(path);
-        }
+        links.end(&self.options.kubelet_dir);
         self.log("Stopped".to_owned());
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.options.kubelet_dir.join(&self.endpoint)
     }
 
     fn log(&self, text: String) {
@@ -238,56 +277,109 @@ impl Agent {
         self.shared.log.write(text);
     }
 
-    /// Serves and registers anew where the kubelet has a new socket, or ours is gone: a kubelet that starts empties the folder.
-    fn reconcile(&self, link: &mut Link) {
-        let path = self.socket();
-        let kubelet = SocketId::at(&self.options.kubelet_dir.join(KUBELET_SOCKET));
-        let served = link.server.as_ref().is_some_and(|server| Some(server.id) == SocketId::at(&path));
-        let same = kubelet == link.kubelet;
-        if kubelet.is_none() {
-            link.kubelet = None;
-            link.progress = Progress::Idle;
-            return;
+    /// Computes what choices need, outside of the kubelet's calls and of the lock that they wait for.
+    fn prepare_choices(&self) {
+        if let Some((topology, gpus)) = self.shared.state().uncomputed() {
+            let shared = Arc::clone(&self.shared);
+            tokio::task::spawn_blocking(move || {
+                let sets = DeviceSets::new(&topology, &gpus);
+                shared.state().computed(sets);
+            });
         }
-        if same && served && !matches!(link.progress, Progress::Idle) {
-            return;
-        }
-        if same && matches!(link.progress, Progress::Waiting(_)) {
-            return;
-        }
-        if !self.cdi.ready && link.server.is_none() {
-            return;
-        }
-        if self.shared.devices.borrow().is_empty() {
-            if !same {
-                self.log("No devices found. Waiting for one.".to_owned());
-                link.kubelet = kubelet;
+    }
+
+    /// Follows the node's label, where it says anything.
+    fn follow_label(&self, cancel: &CancellationToken) -> watch::Receiver<Label> {
+        let (sender, receiver) = watch::channel(Label::Unknown);
+        let node: Arc<str> = self.options.node_name.as_str().into();
+        if let Some(client) = self.options.client.clone() {
+            let (shared, clock) = (Arc::clone(&self.shared), Arc::clone(&self.options.clock));
+            let complain = node_label::complain(client.clone(), Arc::clone(&node), shared, clock);
+            tokio::spawn(cancel.clone().run_until_cancelled_owned(complain));
+            if self.options.config.folder.is_some() {
+                let follow = node_label::follow(client, node, sender);
+                tokio::spawn(cancel.clone().run_until_cancelled_owned(follow));
             }
-            return;
+        } else {
+            // Nobody tells labels: the node has none.
+            sender.send_replace(Label::Known(None));
         }
-        if !same {
-            link.delay = RETRY.0;
+        receiver
+    }
+
+    /// Reads the node's configuration anew and offers its devices as it says. Whatever is wrong with it, the one in force stays.
+    fn reload(&mut self, label: &Label) {
+        let label = match label {
+            // The configuration may have changed; whose it is, is not known.
+            Label::Unknown if self.options.config.folder.is_some() => return,
+            Label::Unknown => None,
+            Label::Known(label) => label.as_deref(),
+        };
+        let loaded = match self.options.config.load(label) {
+            Ok(loaded) => loaded,
+            Err(error) => return self.config_fault(Some(error.to_string())),
+        };
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.state();
+        if *state.config() == loaded.config && self.configured && state.misfit().is_none() {
+            drop(state);
+            self.keep(&loaded);
+            return self.config_fault(None);
         }
-        link.kubelet = kubelet;
-        if !(same && served) {
-            // The old one ends first: its streams belong to a kubelet that is gone.
-            link.server = None;
-            match Server::start(&path, |stop| Plugin::new(Arc::clone(&self.shared), stop)) {
-                Ok(server) => link.server = Some(server),
-                Err(error) => {
-                    self.log(format!("Could not {error}; trying again"));
-                    link.wait();
-                    return;
-                }
-            }
-            self.log(format!("Starting to serve '{}' on {}", self.options.resource, path.display()));
+        let missing = self.shared.host(&loaded.config).missing_channel(&loaded.config);
+        if let Some(id) = missing {
+            drop(state);
+            let fault = format!(
+                "{}: imex.required: the node has no IMEX channel {id}; load its driver's channels, or set required to false",
+                loaded.name
+            );
+            return self.config_fault(Some(fault));
         }
-        link.progress = Progress::Calling(Box::pin(socket::register(
-            self.options.kubelet_dir.join(KUBELET_SOCKET),
-            self.endpoint.clone(),
-            self.options.resource.clone(),
-            plugin::options(self.options.identity),
-        )));
+        if let Err(misfit) = state.configure(Arc::clone(&loaded.config)) {
+            drop(state);
+            return self.config_fault(Some(format!("{}: {misfit}", loaded.name)));
+        }
+        self.configured = true;
+        self.held |= !self.cdi.ready;
+        if self.cdi.ready {
+            shared.publish(&state);
+        }
+        drop(state);
+        self.log(format!("Using {}", loaded.name));
+        self.keep(&loaded);
+        self.config_fault(None);
+        self.log_notes();
+    }
+
+    /// Keeps a configuration that is in force for the next start.
+    fn keep(&self, loaded: &Loaded) {
+        // One file for all is read anew at each start, or refused.
+        if self.options.config.folder.is_some()
+            && let Err(error) = loaded.keep(&self.options.state_dir)
+        {
+            self.log(format!("Could not keep the configuration for the next start: {error}"));
+        }
+    }
+
+    /// Says what is wrong with the configuration, once for each new fault.
+    fn config_fault(&self, fault: Option<String>) {
+        let news = self.shared.config_fault.send_if_modified(|known| {
+            let news = *known != fault;
+            known.clone_from(&fault);
+            news
+        });
+        if news && let Some(fault) = fault {
+            self.log(format!("Configuration refused, the last good one stays in force: {fault}"));
+        }
+    }
+
+    fn log_notes(&self) {
+        let notes = self.shared.state().notes().to_vec();
+        notes.into_iter().for_each(|note| self.log(note));
+    }
+
+    fn ignores(&self, xid: u32) -> bool {
+        self.shared.state().config().health_checks.ignores(xid, is_application_xid(xid))
     }
 
     fn health(&mut self, event: &HealthEvent, reading: &mut Reading) {
@@ -296,7 +388,7 @@ impl Agent {
             EventKind::Fault(fault) => fault,
         };
         match fault.kind {
-            FaultKind::Xid(xid) if is_application_xid(xid) => {
+            FaultKind::Xid(xid) if self.ignores(xid) => {
                 self.log(format!(
                     "XID {xid} on {}: an application's error, the device stays in service",
                     event.gpu
@@ -333,6 +425,7 @@ impl Agent {
             self.shared.revision.send_modify(|count| *count += 1);
         }
         self.driver.clone_from(&shared.facts().driver);
+        let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
         state.refresh(look.inventory);
         let changed = state.gpus() != before;
         if changed {
@@ -345,6 +438,13 @@ impl Agent {
             self.held = false;
             shared.publish(&state);
         }
+        let now = state.misfit().cloned();
+        let notes = (state.notes() != notes).then(|| state.notes().to_vec());
+        drop(state);
+        if now != misfit {
+            self.config_fault(now.map(|misfit| format!("The configuration does not fit: {misfit}")));
+        }
+        notes.into_iter().flatten().for_each(|note| self.log(note));
     }
 
     fn write_cdi(&mut self, gpus: &[Gpu]) {
@@ -367,8 +467,12 @@ enum Event {
     Folder {
         watched: bool,
     },
-    /// A call has ended; `None` when a wait has.
-    Registration(Option<Result<(), Error>>),
+    /// A registration has ended, with a line of log, or a wait after a failure.
+    Registration(Option<String>),
+    /// The node's label or the files of configurations have changed, or have to be looked at.
+    Config,
+    /// The label has not come in time.
+    Patience,
     /// The GPUs were read. After a failure they will be read again, and until then everything stays as it was.
     Look(Result<Look, gantry_gpu::Error>),
     /// Driver, device files or CDI files may have changed, or it is time to try again.
@@ -437,6 +541,13 @@ impl Reading {
     }
 }
 
+async fn wait_until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn next_change(folder: Option<&mut FolderEvents>) -> bool {
     if let Some(folder) = folder {
         folder.changed().await
@@ -446,48 +557,58 @@ async fn next_change(folder: Option<&mut FolderEvents>) -> bool {
     }
 }
 
-/// Where the agent stands with the kubelet.
-struct Link {
-    /// The kubelet's socket when we last acted on it.
-    kubelet: Option<SocketId>,
-    server: Option<Server>,
-    progress: Progress,
-    /// The next wait after a failure.
-    delay: Duration,
+/// The files of configurations.
+struct Configs {
+    /// The folder that is watched; `None` where there is nothing to watch.
+    folder: Option<PathBuf>,
+    watch: Option<FolderWatch>,
+    events: Option<FolderEvents>,
 }
 
-impl Default for Link {
-    fn default() -> Self {
-        Self { kubelet: None, server: None, progress: Progress::Idle, delay: RETRY.0 }
+impl Configs {
+    fn new(source: &ConfigSource, watch: Option<FolderWatch>) -> Self {
+        let parent = || source.file.as_deref()?.parent().map(PathBuf::from);
+        Self { folder: source.folder.clone().or_else(parent), watch, events: None }
     }
-}
 
-impl Link {
-    fn wait(&mut self) {
-        self.progress = Progress::Waiting(Instant::now() + self.delay);
-        self.delay = (self.delay * 2).min(RETRY.1);
-    }
-}
-
-enum Progress {
-    /// There is something to do.
-    Idle,
-    Calling(Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>),
-    Waiting(Instant),
-    /// Registered.
-    Done,
-}
-
-impl Progress {
-    /// The end of the call (`Some`) or of the wait (`None`).
-    async fn next(&mut self) -> Option<Result<(), Error>> {
-        match self {
-            Self::Calling(call) => Some(call.await),
-            Self::Waiting(until) => {
-                sleep_until(*until).await;
-                None
+    /// Waits until the files may have changed.
+    async fn changed(&mut self) {
+        let Some(folder) = &self.folder else {
+            return std::future::pending().await;
+        };
+        if self.events.is_none() {
+            self.events = self.watch.as_ref().and_then(|watch| watch.folder(folder).ok());
+            if self.events.is_some() {
+                // First watched, then looked at: what happens in between is seen.
+                return;
             }
-            Self::Idle | Self::Done => std::future::pending().await,
         }
+        match &mut self.events {
+            Some(events) => {
+                if !events.changed().await {
+                    self.events = None;
+                }
+            }
+            None => sleep(CONFIG_POLL).await,
+        }
+    }
+}
+
+/// The configuration to start with, and what is wrong with the one that there should be. `None` where the node's label has to be waited for.
+fn first_config(options: &Options) -> Result<(Option<Loaded>, Option<String>), Error> {
+    let source = &options.config;
+    if source.folder.is_none() {
+        // Nothing was in force before that could stay.
+        return source.load(None).map(|loaded| (Some(loaded), None));
+    }
+    if let Some(loaded) = source.last_good(&options.state_dir) {
+        return Ok((Some(loaded), None));
+    }
+    if options.client.is_some() {
+        return Ok((None, None));
+    }
+    match source.load(None) {
+        Ok(loaded) => Ok((Some(loaded), None)),
+        Err(error) => Ok((None, Some(error.to_string()))),
     }
 }

@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gantry_api::GpuNodeStatus;
 use gantry_model::{Gpu, GpuId, PodKey};
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::state::{Container, Pod, State};
+use crate::state::{Container, Held, Pod, State};
 
 const VERSION: u64 = 1;
 
@@ -32,7 +33,7 @@ struct Header {
 
 #[derive(Serialize, Deserialize)]
 struct Ledger {
-    /// The GPU behind each slot.
+    /// The GPU behind each slot; empty for a slot without one.
     slots: Vec<String>,
     pods: Vec<PodRecord>,
 }
@@ -48,7 +49,14 @@ struct PodRecord {
 #[derive(Serialize, Deserialize)]
 struct ContainerRecord {
     devices: Vec<String>,
+    /// GPUs and partitions.
     gpus: Vec<String>,
+    /// The resource of each; without, it is that of whole GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    resources: Vec<String>,
+    /// The number of the share of each, `null` for a whole one; without, none is shared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shares: Vec<Option<u32>>,
 }
 
 /// What came of reading a checkpoint.
@@ -169,10 +177,16 @@ fn whole(line: &[u8]) -> Option<&str> {
 }
 
 fn ledger(state: &State) -> Ledger {
-    let strings = |gpus: &[GpuId]| gpus.iter().map(GpuId::to_string).collect();
-    let container = |container: &Container| ContainerRecord {
-        devices: container.devices.clone(),
-        gpus: strings(&container.gpus),
+    let container = |Container { devices, held }: &Container| {
+        // Most nodes have whole GPUs of one resource, and short lines.
+        let is_plain = held.iter().all(|held| held.replica.is_none() && held.resource == *state.primary());
+        let other = |list: &dyn Fn() -> Vec<String>| if is_plain { Vec::new() } else { list() };
+        ContainerRecord {
+            devices: devices.clone(),
+            gpus: held.iter().map(|held| held.device.to_string()).collect(),
+            resources: other(&|| held.iter().map(|held| held.resource.to_string()).collect()),
+            shares: if is_plain { Vec::new() } else { held.iter().map(|held| held.replica).collect() },
+        }
     };
     let pod = |pod: &Pod| PodRecord {
         namespace: pod.key.namespace.to_string(),
@@ -180,7 +194,8 @@ fn ledger(state: &State) -> Ledger {
         uid: pod.key.uid.to_string(),
         containers: pod.containers.iter().map(|(name, record)| (name.clone(), container(record))).collect(),
     };
-    Ledger { slots: state.slots().map(GpuId::to_string).collect(), pods: state.pods().map(pod).collect() }
+    let slot = |gpu: Option<&GpuId>| gpu.map(GpuId::to_string).unwrap_or_default();
+    Ledger { slots: state.slots().map(slot).collect(), pods: state.pods().map(pod).collect() }
 }
 
 pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
@@ -196,22 +211,38 @@ pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
     let (gpus, topology) = header.inventory.to_model(&header.node).map_err(|error| error.to_string())?;
     let ledger = lines.rev().find_map(|line| whole(line?)).ok_or("it has no whole ledger")?;
     let ledger: Ledger = serde_json::from_str(ledger).map_err(|error| error.to_string())?;
-    let ids = |list: Vec<String>| -> Result<Vec<GpuId>, String> {
-        list.iter().map(|id| id.parse::<GpuId>().map_err(|error| error.to_string())).collect()
-    };
-    let slots = ids(ledger.slots)?;
+    let id = |id: &String| id.parse::<GpuId>().map_err(|error| error.to_string());
+    let slot = |text: &String| if text.is_empty() { Ok(None) } else { id(text).map(Some) };
+    let slots: Vec<Option<GpuId>> = ledger.slots.iter().map(slot).collect::<Result<_, _>>()?;
     let mut pods = Vec::with_capacity(ledger.pods.len());
     for pod in ledger.pods {
         let mut containers = BTreeMap::new();
         for (name, record) in pod.containers {
-            let gpus = ids(record.gpus)?;
-            containers.insert(name, Container { devices: record.devices, gpus });
+            containers.insert(name, container(record, state.primary())?);
         }
         let key = PodKey { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() };
         pods.push(Pod { key, containers });
     }
     state.restore(gpus, topology, &slots, pods);
     Ok(())
+}
+
+fn container(record: ContainerRecord, primary: &Arc<str>) -> Result<Container, String> {
+    let ContainerRecord { devices, gpus, resources, shares } = record;
+    for (list, length) in [("resources", resources.len()), ("shares", shares.len())] {
+        if length != 0 && length != gpus.len() {
+            return Err(format!("it has {} gpus and {length} {list} in one container", gpus.len()));
+        }
+    }
+    let held = |(at, id): (usize, &String)| {
+        Ok(Held {
+            resource: resources.get(at).map_or_else(|| Arc::clone(primary), |name| name.as_str().into()),
+            device: id.parse::<GpuId>().map_err(|error| error.to_string())?,
+            replica: shares.get(at).copied().flatten(),
+        })
+    };
+    let held = gpus.iter().enumerate().map(held).collect::<Result<_, String>>()?;
+    Ok(Container { devices, held })
 }
 
 #[cfg(test)]

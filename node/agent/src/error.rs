@@ -16,6 +16,36 @@ pub enum Error {
         /// What is offered, in short.
         offered: String,
     },
+    /// The kubelet asks for no device at all.
+    #[error("an allocation of no device of {resource}: name at least one")]
+    NothingAsked {
+        /// The resource.
+        resource: String,
+    },
+    /// The kubelet asks for several shares, and the configuration allows one.
+    #[error(
+        "{resource}: the maximum request size for shared resources is 1; found {asked}: ask for 1, or set sharing's failRequestsGreaterThanOne to false"
+    )]
+    OneShare {
+        /// The resource.
+        resource: String,
+        /// How many it asks for.
+        asked: usize,
+    },
+    /// A partition's device files are not known.
+    #[error(
+        "partition {partition}: no device file for GPU instance {gpu_instance}, compute instance {compute_instance} of GPU {minor} in /proc/driver/nvidia-caps/mig-minors; is the driver's MIG support loaded?"
+    )]
+    NoCapability {
+        /// The partition.
+        partition: GpuId,
+        /// The number in its card's device file.
+        minor: u32,
+        /// Its GPU instance.
+        gpu_instance: u32,
+        /// Its compute instance.
+        compute_instance: u32,
+    },
     /// The kubelet asks for a device that is out of service.
     #[error("device {id} ({gpu}) is unhealthy: {}: {}", .fault.kind, .fault.message)]
     UnhealthyDevice {
@@ -84,6 +114,18 @@ pub enum Error {
         /// This node.
         node: String,
     },
+    /// The assignment names a GPU that is not given whole on this node.
+    #[error("pod {pod}, container {container}: {gpu} is not offered whole on this node but as {offered}")]
+    NotWhole {
+        /// The pod.
+        pod: Box<PodKey>,
+        /// The container.
+        container: String,
+        /// The GPU.
+        gpu: GpuId,
+        /// The resources under which it is offered.
+        offered: String,
+    },
     /// The assignment names a GPU that is out of service.
     #[error("pod {pod}, container {container}: {gpu} is unhealthy: {}: {}", .fault.kind, .fault.message)]
     UnhealthyGpu {
@@ -96,7 +138,7 @@ pub enum Error {
         /// What is wrong with it.
         fault: Fault,
     },
-    /// Another pod owns the GPU.
+    /// Another pod owns the GPU, or the share or partition that is meant.
     #[error("pod {pod} (uid {}): {gpu} belongs to pod {owner} (uid {}) until that pod is gone", .pod.uid, .owner.uid)]
     Taken {
         /// The GPU.
@@ -140,6 +182,14 @@ pub enum Error {
         "socket path {0} is too long: a Unix socket's path has at most 107 bytes; use a shorter kubelet folder"
     )]
     SocketPath(PathBuf),
+    /// The node's configuration cannot be used.
+    #[error("{name}: {cause}")]
+    Config {
+        /// Where it is from, such as `configuration a100`.
+        name: String,
+        /// What is wrong with it.
+        cause: String,
+    },
     /// A file or folder cannot be read, written or watched.
     #[error("{action} {path}: {source}")]
     Io {
@@ -176,7 +226,9 @@ impl From<Error> for tonic::Status {
         match error {
             Error::UnknownDevice { .. } => Self::not_found(text),
             Error::UnhealthyDevice { .. } => Self::failed_precondition(text),
-            Error::Preference { .. } => Self::invalid_argument(text),
+            Error::Preference { .. } | Error::NothingAsked { .. } | Error::OneShare { .. } => {
+                Self::invalid_argument(text)
+            }
             _ => Self::internal(text),
         }
     }

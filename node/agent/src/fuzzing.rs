@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_api::IdentityMode;
 use gantry_model::PodKey;
+use gantry_nvidia_config::Config;
 
 use crate::ContainerIdentity;
 use crate::checkpoint::{decode, seal, text};
@@ -15,7 +16,7 @@ pub fn checkpoint(data: &[u8]) {
     let sealed: String = String::from_utf8_lossy(data).lines().map(seal).collect();
     for mode in [IdentityMode::Assignment, IdentityMode::Kubelet] {
         for bytes in [data, sealed.as_bytes()] {
-            let mut state = State::new("node-1".into(), mode);
+            let mut state = state(mode);
             match decode(bytes, &mut state) {
                 Ok(()) => restored(state, mode),
                 Err(cause) => {
@@ -27,26 +28,35 @@ pub fn checkpoint(data: &[u8]) {
     }
 }
 
+fn state(mode: IdentityMode) -> State {
+    let config = Config::load(&BTreeMap::new(), &BTreeMap::new(), None).expect("defaults are valid");
+    State::new("node-1".into(), mode, "nvidia.com/gpu".into(), config.into())
+}
+
 fn restored(mut state: State, mode: IdentityMode) {
-    let slots: BTreeSet<_> = state.slots().collect();
-    assert_eq!(slots.len(), state.gpus().len(), "every GPU is behind one slot");
+    let slots: Vec<_> = state.slots().flatten().collect();
+    assert_eq!(slots.iter().collect::<BTreeSet<_>>().len(), slots.len(), "no GPU is behind two slots");
+    if mode == IdentityMode::Assignment {
+        assert!(slots.len() <= state.gpus().len());
+    }
     let written = text(&state);
-    let mut again = State::new("node-1".into(), mode);
+    let mut again = state(mode);
     assert_eq!(decode(written.as_bytes(), &mut again), Ok(()));
     assert_eq!(text(&again), written);
     // What was taken over can be worked with, and no GPU goes to a second pod.
-    let devices: Vec<String> = state.devices().into_iter().map(|device| device.id).collect();
+    let devices: Vec<String> = state.lists().into_values().flatten().map(|device| device.id).collect();
     let before = state.in_use();
     for id in devices {
         let container = ContainerIdentity {
             pod: PodKey { namespace: "fuzz".into(), name: "new".into(), uid: "a uid of its own".into() },
             annotations: BTreeMap::new(),
             name: "c".to_owned(),
-            devices: vec![id],
+            devices: vec![id.clone()],
         };
         match state.create(&container) {
             Ok(gpus) => {
-                let taken = |gpu: &String| gpus.iter().any(|new| new.as_str() == gpu);
+                // A whole device that somebody had; two may have two shares of one.
+                let taken = |gpu: &String| !id.contains("::") && gpus.iter().any(|new| new.as_str() == gpu);
                 assert!(!before.iter().any(|owner| owner.gpus.iter().any(taken)));
             }
             Err(error) => assert!(!error.to_string().is_empty()),

@@ -7,13 +7,14 @@ use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
 use gantry_cdi::DeviceName;
 use gantry_driver::Machine;
 use gantry_model::{Gpu, GpuId, PodKey};
-use gantry_proto::deviceplugin::Device;
+use gantry_nvidia_config::Config;
 use tokio::sync::watch;
 
 use crate::checkpoint::Checkpoint;
 use crate::facts::Facts;
 use crate::log::Log;
-use crate::state::State;
+use crate::response::Host;
+use crate::state::{Created, Lists, State};
 use crate::{Error, IdentityMode, LogLine, cdi};
 
 /// A container that is about to be created, as the runtime knows it (NRI's `CreateContainer`).
@@ -34,9 +35,12 @@ pub struct ContainerIdentity {
 pub struct Adjustment {
     /// CDI devices to inject, besides those that the kubelet passes on from `Allocate`.
     pub cdi_devices: Vec<DeviceName>,
-    /// The GPUs that the container has now, in the order in which it sees them.
+    /// The GPUs and partitions that the container has now, in the order in which it sees them.
     pub gpus: Vec<GpuId>,
 }
+
+/// Where the kernel module lists the device numbers of MIG instances.
+const MIG_MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
 
 /// What the agent's parts share.
 #[derive(Debug)]
@@ -45,8 +49,8 @@ pub(crate) struct Shared {
     checkpoint: Mutex<Checkpoint>,
     facts: Mutex<Facts>,
     pub(crate) log: Log,
-    /// The device list; every change is a new one.
-    pub(crate) devices: watch::Sender<Arc<Vec<Device>>>,
+    /// The device list of each resource; every change is a new one.
+    pub(crate) devices: watch::Sender<Arc<Lists>>,
     /// Counts changes of what is reported to the API server.
     pub(crate) revision: watch::Sender<u64>,
     /// Counts changes of owners that nothing else in the cluster tells: GPUs that were chosen here, and pods that have ended.
@@ -55,11 +59,13 @@ pub(crate) struct Shared {
     pub(crate) registrations: watch::Sender<u64>,
     /// What is known of the CDI files.
     cdi: Mutex<cdi::Known>,
+    /// What is wrong with the configuration that the node should have, while it has another.
+    pub(crate) config_fault: watch::Sender<Option<String>>,
 }
 
 impl Shared {
     pub(crate) fn new(state: State, checkpoint: Checkpoint, facts: Facts, log: Log) -> Self {
-        let devices = Arc::new(state.devices());
+        let devices = Arc::new(state.lists());
         Self {
             state: Mutex::new(state),
             checkpoint: Mutex::new(checkpoint),
@@ -70,6 +76,7 @@ impl Shared {
             untold: watch::Sender::new(0),
             registrations: watch::Sender::new(0),
             cdi: Mutex::default(),
+            config_fault: watch::Sender::new(None),
         }
     }
 
@@ -85,9 +92,19 @@ impl Shared {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The host as an answer to `Allocate` needs it. Partitions come and go, so their numbers are read each time.
+    pub(crate) fn host(&self, config: &Config) -> Host {
+        let minors = if config.plugin.pass_device_specs {
+            std::fs::read_to_string(MIG_MINORS).unwrap_or_default()
+        } else {
+            String::new()
+        };
+        Host::look(config, &minors)
+    }
+
     /// Publishes a changed state: to the kubelet, to disk, to the API server.
     pub(crate) fn publish(&self, state: &State) {
-        let devices = state.devices();
+        let devices = state.lists();
         self.devices.send_if_modified(|known| {
             let changed = **known != devices;
             if changed {
@@ -117,7 +134,7 @@ impl Handle {
     /// Where scheduler, kubelet and agent do not agree, a GPU is unhealthy, or another pod owns it. Nothing is changed then.
     pub fn create_container(&self, container: &ContainerIdentity) -> Result<Adjustment, Error> {
         let mut state = self.0.state();
-        let gpus = state.create(container).inspect_err(|error| {
+        let Created { devices: gpus, behind_slots } = state.grant(container).inspect_err(|error| {
             self.0.log.write(format!("Refused container {}: {error}", container.name));
         })?;
         if gpus.is_empty() {
@@ -127,13 +144,9 @@ impl Handle {
             self.0.untold.send_modify(|count| *count += 1);
         }
         self.0.publish(&state);
-        // With the kubelet's choice, the devices came with the answer to Allocate already.
-        let cdi_devices = match state.mode {
-            IdentityMode::Assignment => {
-                gpus.iter().map(cdi::plugin_device).collect::<Result<_, gantry_cdi::Error>>()?
-            }
-            IdentityMode::Kubelet => Vec::new(),
-        };
+        // All but slots came with the answer to Allocate already.
+        let cdi_devices =
+            behind_slots.iter().map(cdi::plugin_device).collect::<Result<_, gantry_cdi::Error>>()?;
         Ok(Adjustment { cdi_devices, gpus })
     }
 
@@ -186,7 +199,17 @@ impl Handle {
         self.0.log.changed()
     }
 
-    /// How often the plugin has been registered with the kubelet.
+    /// The configuration in force.
+    pub fn config(&self) -> Arc<Config> {
+        Arc::clone(self.0.state().config())
+    }
+
+    /// What is wrong with the configuration that the node should have, while it keeps an earlier one.
+    pub fn config_fault(&self) -> watch::Receiver<Option<String>> {
+        self.0.config_fault.subscribe()
+    }
+
+    /// How often resources have been registered with the kubelet.
     pub fn registrations(&self) -> watch::Receiver<u64> {
         self.0.registrations.subscribe()
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use gantry_gpu::{DriverInfo, GpuDetails, Vgpu};
 use gantry_model::{Gpu, GpuId, LinkKind, Partition, Topology};
+use gantry_nvidia_config::Config;
 
 /// What every label of NVIDIA's begins with.
 pub(crate) const NVIDIA_PREFIX: &str = "nvidia.com/";
@@ -61,6 +62,32 @@ pub struct Offer {
     pub sharing: Option<SharingKind>,
     /// The shared resources by name, such as `nvidia.com/gpu` or `nvidia.com/mig-1g.5gb`.
     pub shared: BTreeMap<String, Replicas>,
+}
+
+impl From<&Config> for Offer {
+    fn from(config: &Config) -> Self {
+        use gantry_nvidia_config as nvidia;
+        let sharing = config.sharing.as_ref();
+        Self {
+            mig: match config.mig_strategy {
+                nvidia::MigStrategy::None => MigStrategy::None,
+                nvidia::MigStrategy::Single => MigStrategy::Single,
+                nvidia::MigStrategy::Mixed => MigStrategy::Mixed,
+            },
+            sharing: sharing.map(|sharing| match sharing.kind {
+                nvidia::SharingKind::TimeSlicing => SharingKind::TimeSlicing,
+                nvidia::SharingKind::Mps => SharingKind::Mps,
+            }),
+            shared: sharing
+                .into_iter()
+                .flat_map(|sharing| &sharing.resources)
+                .map(|shared| {
+                    let replicas = Replicas { count: shared.replicas, renamed: shared.rename.is_some() };
+                    (shared.name.to_string(), replicas)
+                })
+                .collect(),
+        }
+    }
 }
 
 /// How partitions are offered.
@@ -364,33 +391,4 @@ fn models(labels: &mut Labels, gpus: &[&Gpu]) {
     }
     for (model, (count, memory_mib)) in models {
         labels.insert(format!("{MODEL_PREFIX}{model}.count"), count.to_string());
-        labels.insert(format!("{MODEL_PREFIX}{model}.memory"), memory_mib.to_string());
-    }
-}
-
-/// Labels as a file has them: a line `key=value` for each.
-pub(crate) fn lines(labels: &BTreeMap<String, String>) -> String {
-    labels.iter().fold(String::new(), |text, (key, value)| text + key + "=" + value + "\n")
-}
-
-/// Drops what a label's value cannot hold, and joins words with `-`.
-fn words(name: &str) -> String {
-    let allowed: String =
-        name.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ')).collect();
-    allowed.split_whitespace().collect::<Vec<_>>().join("-")
-}
-
-/// At most so many characters, beginning and ending with a letter or digit as a label's value must.
-fn cut(words: &str, room: usize) -> String {
-    let is_edge = |c: char| !c.is_ascii_alphanumeric();
-    let cut: String = words.trim_start_matches(is_edge).chars().take(room).collect();
-    cut.trim_end_matches(is_edge).to_owned()
-}
-
-/// Makes a label's value of a name.
-fn sanitise(name: &str) -> String {
-    cut(&words(name), MAX_LENGTH)
-}
-
-#[cfg(test)]
-mod tests;
+        labels.insert(format!("{MODEL_PREFIX}{model}.memory

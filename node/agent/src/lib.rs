@@ -12,12 +12,16 @@
 //! [`IdentityMode::Assignment`] the ids that the kubelet sees are *slots* (`slot-0` …), a permutation of the node's GPUs:
 //! when a container is created, the runtime says whose it is, and the agent puts the GPUs of the pod's
 //! assignment behind the granted slots. A slot is as healthy as the GPU behind it. With [`IdentityMode::Kubelet`] the ids
-//! are UUIDs, and what the kubelet picks is what the container gets.
+//! are UUIDs, and what the kubelet picks is what the container gets. Shares and partitions are named by UUIDs in both.
+//!
+//! **Resources.** A [`ConfigSource`] in the format of NVIDIA's device plugin says which devices are offered, under which names
+//! and how often. Each resource has a server and a registration of its own. Another configuration changes what is offered and
+//! nothing that is held: a GPU that a pod has whole becomes shares when that pod is gone.
 //!
 //! **Last line of defence.** A GPU that one pod owns is never given to another, whoever says so; the refusal names both.
 //!
-//! Everything that decides is in `state`, which does no I/O. The rest carries: `plugin` the gRPC service, `agent` the loop that
-//! keeps it registered, `report` the API objects, `cdi`, `checkpoint` and `watch` the file system.
+//! Everything that decides is in `state` and `response`, which do no I/O. The rest carries: `plugin` the gRPC service, `agent` the
+//! loop, `links` what keeps resources registered, `node_config` and `node_label` the configuration, `report` the API objects, `cdi`, `checkpoint` and `watch` the file system.
 
 mod agent;
 mod cdi;
@@ -29,9 +33,13 @@ mod facts;
 pub mod fuzzing;
 mod handle;
 mod labels;
+mod links;
 mod log;
+mod node_config;
+mod node_label;
 mod plugin;
 mod report;
+mod response;
 mod sink;
 mod socket;
 mod state;
@@ -44,5 +52,6 @@ pub use gantry_api::IdentityMode;
 pub use handle::{Adjustment, ContainerIdentity, Handle};
 pub use labels::{LabelInput, MigStrategy, Offer, Replicas, SharingKind, feature_labels};
 pub use log::LogLine;
+pub use node_config::{CONFIG_LABEL, ConfigSource, Fallback};
 pub use sink::{FeatureOptions, LabelSink};
 pub use watch::FolderWatch;

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::FeatureOptions;
 use crate::handle::Shared;
-use crate::labels::{LabelInput, feature_labels};
+use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::sink::LabelWriter;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
@@ -309,7 +309,7 @@ pub(crate) fn labels(
         details: &facts.details,
         vgpu: facts.vgpu.as_ref(),
         timestamp,
-        offer: &features.offer,
+        offer: &Offer::from(&**state.config()),
     })
 }
 

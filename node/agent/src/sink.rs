@@ -13,7 +13,7 @@ use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams}
 use serde_json::{Value, json};
 
 use crate::handle::Shared;
-use crate::labels::{NVIDIA_PREFIX, Offer, lines};
+use crate::labels::{NVIDIA_PREFIX, lines};
 use crate::report::{Failure, MANAGER, is_code, labels};
 
 /// The annotation of a node that names the labels that this agent wrote: sorted keys, separated by commas. What it names and
@@ -34,8 +34,6 @@ type Labels = BTreeMap<String, String>;
 /// What is configured about labels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureOptions {
-    /// How the GPUs are offered.
-    pub offer: Offer,
     /// Whether a label tells when feature discovery started.
     pub timestamp: bool,
     /// Where NVIDIA's labels go. Those of other prefixes are always written onto the node.
@@ -50,7 +48,6 @@ impl Default for FeatureOptions {
     /// A time stamp, on the node, read anew each minute as NVIDIA's program does.
     fn default() -> Self {
         Self {
-            offer: Offer::default(),
             timestamp: true,
             sink: LabelSink::Node,
             oneshot: false,

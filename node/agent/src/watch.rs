@@ -69,6 +69,7 @@ impl FolderWatch {
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_TO
             | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_CLOSE_WRITE
             | AddWatchFlags::IN_ONLYDIR;
         // Locked before the kernel knows the watch, so that its first event finds the entry.
         let mut folders = self.0.inner.folders();

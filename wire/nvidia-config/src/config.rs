@@ -78,6 +78,8 @@ pub struct Plugin {
     pub pass_device_specs: bool,
     /// How the container runtime is told the devices. Never empty.
     pub device_list_strategies: BTreeSet<DeviceListStrategy>,
+    /// Whether somebody has set that, or it is NVIDIA's default.
+    pub is_device_list_strategy_set: bool,
     /// By what it is told them.
     pub device_id_strategy: DeviceIdStrategy,
     /// What the keys of CDI annotations begin with; `cdi.k8s.io/`.

@@ -225,6 +225,7 @@ impl Values {
         Ok(Plugin {
             pass_device_specs: self.bool("pass-device-specs")?,
             device_list_strategies,
+            is_device_list_strategy_set: self.0.contains_key("device-list-strategy"),
             device_id_strategy: match self.word("device-id-strategy", ID_STRATEGIES)? {
                 "index" => DeviceIdStrategy::Index,
                 _ => DeviceIdStrategy::Uuid,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_agent::{Agent, FeatureOptions, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, Handle, IdentityMode, Options};
 use gantry_kit::CancellationToken;
 use serde_json::{Value, json};
 
@@ -92,6 +92,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         backend: gpus,
         identity: IdentityMode::Assignment,
         resource: GPU_RESOURCE.to_owned(),
+        config: ConfigSource::default(),
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),
         cdi_dir: machine.plate.cdi_dir(),
         driver_root: driver_root.into(),

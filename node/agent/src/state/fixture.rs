@@ -1,10 +1,12 @@
 //! Nodes and containers for tests.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, IdentityMode, encode_assignment};
 use gantry_gpu::{GpuBackend as _, Profile, SimGpus};
 use gantry_model::{Assignment, GpuId, PodKey};
+use gantry_nvidia_config::Config;
 
 use super::State;
 use crate::ContainerIdentity;
@@ -16,10 +18,19 @@ pub(crate) fn node(count: usize) -> (State, Vec<GpuId>) {
 
 pub(crate) fn node_in(mode: IdentityMode, count: usize) -> (State, Vec<GpuId>) {
     let sim = SimGpus::new(Profile::named("rtx3090").expect("known"), count, "node-1", 7).expect("count");
-    let mut state = State::new("node-1".into(), mode);
+    let mut state = empty("node-1", mode);
     state.refresh(sim.inventory().expect("simulated"));
     let ids = state.gpus().iter().map(|gpu| gpu.id.clone()).collect();
     (state, ids)
+}
+
+/// A node without GPUs, as NVIDIA's defaults have it.
+pub(crate) fn empty(node: &str, mode: IdentityMode) -> State {
+    State::new(node.into(), mode, "nvidia.com/gpu".into(), config("version: v1"))
+}
+
+pub(crate) fn config(text: &str) -> Arc<Config> {
+    Arc::new(Config::load(&BTreeMap::new(), &BTreeMap::new(), Some(text)).expect("valid"))
 }
 
 pub(crate) fn pod(name: &str) -> PodKey {

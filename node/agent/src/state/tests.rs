@@ -1,10 +1,22 @@
 use proptest::prelude::*;
 
-use super::fixture::{container, node, node_in, pod};
+use std::collections::BTreeSet;
+
+use gantry_api::ASSIGNMENT_ANNOTATION;
+use gantry_proto::deviceplugin::HEALTHY;
+
+use super::fixture::{container, empty, node, node_in, pod};
 use super::*;
+use crate::Error;
+
+const GPU: &str = "nvidia.com/gpu";
 
 fn health(state: &State) -> Vec<(String, bool)> {
     state.devices().into_iter().map(|device| (device.id, device.health == HEALTHY)).collect()
+}
+
+fn behind(state: &State) -> Vec<GpuId> {
+    state.slots().flatten().cloned().collect()
 }
 
 fn fault() -> Health {
@@ -17,12 +29,12 @@ fn the_assignment_decides_which_gpu_a_slot_means() {
     let assigned = [("main", vec![gpus[3].clone(), gpus[0].clone()])];
     let request = container("a", "main", &["slot-1", "slot-2"], Some(&assigned));
     assert_eq!(state.create(&request).unwrap(), [gpus[3].clone(), gpus[0].clone()]);
-    let behind: Vec<_> = state.slots().cloned().collect();
+    let behind = behind(&state);
     assert_eq!((&behind[1], &behind[2]), (&gpus[3], &gpus[0]));
     assert_eq!(behind.iter().collect::<BTreeSet<_>>().len(), 4, "a permutation");
     // A container that is started again keeps what it has.
     assert_eq!(state.create(&request).unwrap(), [gpus[3].clone(), gpus[0].clone()]);
-    assert!(state.slots().eq(behind.iter()));
+    assert_eq!(self::behind(&state), behind);
 }
 
 #[test]
@@ -41,7 +53,7 @@ fn a_device_is_never_handed_to_two_owners() {
     let (mut state, gpus) = node(4);
     let assigned = [("main", vec![gpus[1].clone()])];
     state.create(&container("a", "main", &["slot-0"], Some(&assigned))).unwrap();
-    let before = (state.in_use(), state.slots().cloned().collect::<Vec<_>>());
+    let before = (state.in_use(), behind(&state));
     let second = container("b", "main", &["slot-1"], Some(&assigned));
     assert_eq!(
         state.create(&second).unwrap_err().to_string(),
@@ -50,7 +62,7 @@ fn a_device_is_never_handed_to_two_owners() {
             gpus[1]
         )
     );
-    assert_eq!((state.in_use(), state.slots().cloned().collect::<Vec<_>>()), before, "nothing half-applied");
+    assert_eq!((state.in_use(), behind(&state)), before, "nothing half-applied");
     assert!(state.retain(|uid| uid != "uid-a"));
     assert_eq!(state.create(&second).unwrap(), [gpus[1].clone()]);
 }
@@ -96,7 +108,8 @@ fn what_does_not_fit_together_is_refused_with_both_sides() {
         ),
         (
             container("a", "main", &["slot-2"], None),
-            "unknown device \"slot-2\": this plugin offers slot-0 to slot-1".to_owned(),
+            "unknown device \"slot-2\": this plugin offers 2 devices as nvidia.com/gpu, slot-0 to slot-1"
+                .to_owned(),
         ),
         (
             container("a", "main", &["slot-0", "slot-0"], None),
@@ -111,7 +124,7 @@ fn what_does_not_fit_together_is_refused_with_both_sides() {
     let without = container("a", "side", &[], Some(&[("main", vec![gpus[0].clone()])]));
     assert!(state.create(&without).unwrap().is_empty(), "a container that neither side gave a GPU");
     for id in ["slot-00", "slot-+0", "slot-", "slot", "", "0", gpus[0].as_str()] {
-        assert!(state.allocate(&[id.to_owned()]).is_err(), "{id}");
+        assert!(state.allocate(GPU, &[id.to_owned()]).is_err(), "{id}");
     }
 }
 
@@ -147,10 +160,10 @@ fn a_later_container_keeps_the_gpus_of_slots_that_its_pod_had() {
 fn unhealthy_devices_are_refused_by_name_and_duplicates_count_once() {
     let (mut state, gpus) = node_in(IdentityMode::Kubelet, 2);
     let ids = |list: &[usize]| list.iter().map(|i| gpus[*i].to_string()).collect::<Vec<_>>();
-    assert_eq!(state.allocate(&ids(&[1, 1])).unwrap().len(), 1);
+    assert_eq!(state.allocate(GPU, &ids(&[1, 1])).unwrap().len(), 1);
     state.set_health(&gpus[1], fault());
     assert_eq!(
-        state.allocate(&ids(&[0, 1])).unwrap_err().to_string(),
+        state.allocate(GPU, &ids(&[0, 1])).unwrap_err().to_string(),
         format!("device {0} ({0}) is unhealthy: XID 79: gone", gpus[1])
     );
     assert!(state.devices().iter().all(|device| device.topology.is_some()), "UUIDs have a place");
@@ -169,7 +182,7 @@ fn preferred_sets_are_connected_and_impossible_ones_are_refused() {
         (&[], &[], 0, &[]),
         (&[4, 4, 4], &[4], 1, &[4]),
     ] {
-        let chosen = state.preferred(&ids(available), &ids(must), size).unwrap();
+        let chosen = state.preferred(GPU, &ids(available), &ids(must), size).unwrap();
         assert_eq!(chosen, ids(expected), "{available:?} {must:?} {size}");
     }
     for (available, must, size, rule) in [
@@ -178,10 +191,10 @@ fn preferred_sets_are_connected_and_impossible_ones_are_refused() {
         (&[0, 1], &[0, 1], 1, "more are required than asked for"),
         (&[0, 1], &[], -1, "the size must not be negative"),
     ] {
-        let error = state.preferred(&ids(available), &ids(must), size).unwrap_err().to_string();
+        let error = state.preferred(GPU, &ids(available), &ids(must), size).unwrap_err().to_string();
         assert!(error.ends_with(rule), "{error}");
     }
-    assert!(state.preferred(&["GPU-x".into()], &[], 1).is_err());
+    assert!(state.preferred(GPU, &["GPU-x".into()], &[], 1).is_err());
 }
 
 #[test]
@@ -197,7 +210,7 @@ fn a_lost_card_keeps_its_place_and_an_unread_one_gets_its_name_later() {
         pci_bus_id: lost.pci_bus_id.clone(),
         error: "no answer".into(),
     });
-    let mut state = State::new("n".into(), IdentityMode::Assignment);
+    let mut state = empty("n", IdentityMode::Assignment);
     state.refresh(first.clone());
     assert_eq!(state.gpus()[1].id.as_str(), "PCI-00000000-31-00-0");
     assert_eq!(health(&state)[1], ("slot-1".to_owned(), false));
@@ -236,29 +249,29 @@ proptest! {
                     let targets: Vec<GpuId> = (0..devices.len()).map(|i| gpus[(a + b + i) % 8].clone()).collect();
                     let list = [("main", targets)];
                     let request = container(&pod_name, "main", &devices, assigned.then_some(&list[..]));
-                    let before = (state.in_use(), state.slots().cloned().collect::<Vec<_>>());
+                    let before = (state.in_use(), behind(&state));
                     if let Ok(got) = state.create(&request) {
                         prop_assert_eq!(got.len(), devices.len());
-                        let behind: Vec<_> = state.slots().cloned().collect();
+                        let behind = behind(&state);
                         for (slot, gpu) in request.devices.iter().zip(&got) {
                             let slot: usize = slot["slot-".len()..].parse().unwrap();
                             prop_assert_eq!(&behind[slot], gpu);
                         }
                     } else {
-                        prop_assert_eq!(before, (state.in_use(), state.slots().cloned().collect()));
+                        prop_assert_eq!(before, (state.in_use(), behind(&state)));
                     }
                 }
                 3 => { state.retain(|uid| uid != format!("uid-{pod_name}")); }
                 4 => { state.set_health(&gpus[b], fault()); }
                 _ => { state.set_health(&gpus[b], Health::Healthy); }
             }
-            let slots: BTreeSet<_> = state.slots().collect();
+            let slots: BTreeSet<_> = state.slots().flatten().collect();
             prop_assert_eq!(slots.len(), 8, "the slots are a permutation");
             let mut owner = BTreeMap::new();
             for pod in state.pods() {
-                for gpu in pod.containers.values().flat_map(|container| &container.gpus) {
-                    let known = owner.insert(gpu, &pod.key.uid);
-                    prop_assert!(known.is_none_or(|uid| *uid == pod.key.uid), "{} has two owners", gpu);
+                for gpu in pod.containers.values().flat_map(|container| &container.held) {
+                    let known = owner.insert(&gpu.device, &pod.key.uid);
+                    prop_assert!(known.is_none_or(|uid| *uid == pod.key.uid), "{} has two owners", gpu.device);
                 }
             }
         }

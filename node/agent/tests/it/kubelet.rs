@@ -28,6 +28,8 @@ pub(crate) struct Resource {
     pub(crate) numa: BTreeMap<String, i64>,
     /// How many lists came.
     pub(crate) lists: usize,
+    /// The fewest healthy devices of any list with devices, and of any that came after one, but for an empty list at the end.
+    pub(crate) lowest: usize,
     /// Whether the plugin wants to be asked which devices it prefers.
     pub(crate) asks_preference: bool,
 }
@@ -159,7 +161,16 @@ impl Registration for Server {
                         .iter()
                         .filter_map(|d| Some((d.id.clone(), d.topology.as_ref()?.nodes.first()?.id)))
                         .collect();
+                    // An empty list is final, or a fault that the next one brings to light.
+                    let emptied = entry.lists > 1 && entry.devices.is_empty();
                     entry.devices = list.devices.into_iter().map(|d| (d.id, d.health)).collect();
+                    if entry.lists == 1 {
+                        entry.lowest = entry.healthy();
+                    } else if emptied {
+                        entry.lowest = 0;
+                    } else if !entry.devices.is_empty() {
+                        entry.lowest = entry.lowest.min(entry.healthy());
+                    }
                 });
             }
             resources.send_modify(|known| {

@@ -6,11 +6,12 @@ mod kubelet;
 mod labels;
 mod plugin;
 mod reports;
+mod sharing;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_agent::{Agent, FeatureOptions, FolderWatch, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, IdentityMode, Options};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SystemClock};
 use tempfile::TempDir;
@@ -50,6 +51,7 @@ impl Node {
             backend: self.gpus.clone(),
             identity,
             resource: GPU.into(),
+            config: ConfigSource::default(),
             kubelet_dir: self.plugins(),
             cdi_dir: at("cdi"),
             driver_root: at("driver").into(),

@@ -32,6 +32,8 @@ pub(crate) struct Cluster {
     /// Method and path of every request that changes something.
     pub(crate) writes: Vec<String>,
     fails: bool,
+    /// The messages of Events on the node.
+    events: Vec<String>,
 }
 
 pub(crate) type Shared = Arc<Mutex<Cluster>>;
@@ -88,6 +90,10 @@ impl Cluster {
                 Some(node) => (StatusCode::OK, node.clone()),
                 None => status(StatusCode::NOT_FOUND),
             },
+            ("POST", "/api/v1/namespaces/default/events") => {
+                self.events.push(body["message"].as_str().unwrap().to_owned());
+                (StatusCode::CREATED, body.clone())
+            }
             ("PATCH", "/api/v1/nodes/node-1") => patch(&mut self.node),
             ("GET", NODE_FEATURE) if self.node_feature.is_some() => {
                 (StatusCode::OK, self.node_feature.clone().unwrap())
@@ -259,5 +265,51 @@ async fn pods_that_went_while_no_agent_ran_are_freed_at_the_next_start() {
     let agent = start(options(&node, &cluster));
     let used = until(&cluster, |c| c.status().map(|status| status.in_use)).await;
     assert_eq!(used.iter().map(|used| used.pod.as_str()).collect::<Vec<_>>(), ["static", "stays"]);
+    agent.stop().await;
+}
+
+/// The watch of the double ends at once, so that the agent asks again.
+#[tokio::test]
+async fn the_nodes_label_chooses_the_configuration_and_a_bad_one_is_an_event() {
+    use crate::kubelet::Kubelet;
+    use crate::sharing::{RENAMED, SHARED, configure, options};
+    let (node, cluster) = (Node::new("t4", 2), cluster());
+    configure(&node, "whole", "version: v1");
+    configure(&node, "shares", RENAMED);
+    let key = "nvidia.com/device-plugin.config";
+    let label = |value: &str| {
+        let node = &mut cluster.lock().unwrap().node;
+        node.as_mut().unwrap()["metadata"]["labels"][key] = json!(value);
+    };
+    label("shares");
+    let kubelet = Kubelet::start(&node.plugins());
+    let agent = start(Options { client: Some(client(&cluster)), ..options(&node, IdentityMode::Kubelet) });
+    let shares = kubelet.devices(SHARED, 8, 8).await;
+    assert!(!kubelet.until(|_| true).await.contains_key(crate::GPU), "whole GPUs were never offered");
+    label("whole");
+    kubelet.devices(crate::GPU, 2, 2).await;
+    kubelet.devices(SHARED, 0, 0).await;
+    label("shares");
+    let again = kubelet.devices(SHARED, 8, 8).await;
+    assert_eq!(shares.devices, again.devices);
+    label("nonsense");
+    let message = until(&cluster, |cluster| cluster.events.first().cloned()).await;
+    assert_eq!(
+        message,
+        format!(
+            "configurations in {}: the node's label nvidia.com/device-plugin.config names \"nonsense\", which does not exist; there are shares, whole",
+            node.root.path().join("configs").display()
+        )
+    );
+    kubelet.devices(SHARED, 8, 8).await;
+    let labels =
+        |cluster: &mut Cluster| cluster.node.as_mut()?["metadata"]["labels"].as_object_mut()?.remove(key);
+    labels(&mut cluster.lock().unwrap()).unwrap();
+    let message = until(&cluster, |cluster| cluster.events.get(1).cloned()).await;
+    assert!(
+        message.contains("the node has no label nvidia.com/device-plugin.config, no default is set"),
+        "{message}"
+    );
+    kubelet.devices(SHARED, 8, 8).await;
     agent.stop().await;
 }

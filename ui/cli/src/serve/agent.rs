@@ -1,11 +1,12 @@
 //! `gantry agent`: the node agent.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, DeviceRoots, FeatureOptions, Handle, IdentityMode};
+use gantry_agent::{Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, IdentityMode};
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
@@ -137,6 +138,9 @@ async fn prepare(
         }
     };
     let roots = roots(options)?;
+    let env = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let config = ConfigSource::from_env(BTreeMap::new(), env.collect())?;
     let mut delay = RETRY.0;
     loop {
         let (simulate, name) = (options.simulate, node_name.to_owned());
@@ -153,6 +157,7 @@ async fn prepare(
                 backend,
                 identity,
                 resource: options.resource.clone(),
+                config: config.clone(),
                 kubelet_dir: options.kubelet_root.join("device-plugins"),
                 cdi_dir: options.cdi_dir.clone(),
                 driver_root: roots.0.clone(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, FeatureOptions, IdentityMode};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, IdentityMode};
 use gantry_cluster::{DeviceManager, DeviceManagerOptions};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{SystemClock, Tasks};
@@ -113,6 +113,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         backend: gpus,
         identity: IdentityMode::Assignment,
         resource: "nvidia.com/gpu".to_owned(),
+        config: ConfigSource::default(),
         kubelet_dir: plugins.to_owned(),
         cdi_dir: root.join("cdi"),
         driver_root: root.join("driver").into(),
