@@ -369,13 +369,13 @@ mod tests {
     #[test]
     fn boards_of_equal_links_have_the_answer_of_a_search_of_every_set() {
         use board::gpu_on;
-        for (nodes, gpus) in [(1, 8), (2, 8), (4, 8), (2, 10)] {
+        for (nodes, gpus) in [(1, 6), (2, 7), (4, 8)] {
             let list: Vec<Gpu> = (0..gpus).map(|i| gpu_on(i, i * nodes / gpus)).collect();
             let sets = DeviceSets::new(&uniform(gpus), &list);
             for free in 1_u64..1 << gpus {
                 for size in 1..free.count_ones() {
                     let lowest = free & free.wrapping_neg();
-                    let highest = 1 << (63 - free.leading_zeros());
+                    let highest = 1 << free.ilog2();
                     for must in [0, lowest, highest] {
                         let found = sets.alike(free, must, size);
                         assert_eq!(found, sets.every_set(free, must, size), "{free:b} {must:b} {size}");

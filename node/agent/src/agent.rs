@@ -326,7 +326,7 @@ impl Agent {
             self.keep(&loaded);
             return self.config_fault(None);
         }
-        let missing = self.shared.host(&loaded.config).missing_channel(&loaded.config);
+        let missing = Shared::host(&loaded.config).missing_channel(&loaded.config);
         if let Some(id) = missing {
             drop(state);
             let fault = format!(

@@ -93,7 +93,7 @@ impl Shared {
     }
 
     /// The host as an answer to `Allocate` needs it. Partitions come and go, so their numbers are read each time.
-    pub(crate) fn host(&self, config: &Config) -> Host {
+    pub(crate) fn host(config: &Config) -> Host {
         let minors = if config.plugin.pass_device_specs {
             std::fs::read_to_string(MIG_MINORS).unwrap_or_default()
         } else {

@@ -391,4 +391,33 @@ fn models(labels: &mut Labels, gpus: &[&Gpu]) {
     }
     for (model, (count, memory_mib)) in models {
         labels.insert(format!("{MODEL_PREFIX}{model}.count"), count.to_string());
-        labels.insert(format!("{MODEL_PREFIX}{model}.memory
+        labels.insert(format!("{MODEL_PREFIX}{model}.memory"), memory_mib.to_string());
+    }
+}
+
+/// Labels as a file has them: a line `key=value` for each.
+pub(crate) fn lines(labels: &BTreeMap<String, String>) -> String {
+    labels.iter().fold(String::new(), |text, (key, value)| text + key + "=" + value + "\n")
+}
+
+/// Drops what a label's value cannot hold, and joins words with `-`.
+fn words(name: &str) -> String {
+    let allowed: String =
+        name.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ')).collect();
+    allowed.split_whitespace().collect::<Vec<_>>().join("-")
+}
+
+/// At most so many characters, beginning and ending with a letter or digit as a label's value must.
+fn cut(words: &str, room: usize) -> String {
+    let is_edge = |c: char| !c.is_ascii_alphanumeric();
+    let cut: String = words.trim_start_matches(is_edge).chars().take(room).collect();
+    cut.trim_end_matches(is_edge).to_owned()
+}
+
+/// Makes a label's value of a name.
+fn sanitise(name: &str) -> String {
+    cut(&words(name), MAX_LENGTH)
+}
+
+#[cfg(test)]
+mod tests;

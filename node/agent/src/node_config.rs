@@ -177,9 +177,9 @@ fn choose(
         let list: Vec<&str> = names.iter().take(20).map(String::as_str).collect();
         if list.is_empty() { "there is none".to_owned() } else { format!("there are {}", list.join(", ")) }
     };
-    let named = |name: &str, source: &str| match names.contains(name) {
-        true => Ok(Some(name.to_owned())),
-        false => Err(format!("{source} names {name:?}, which does not exist; {}", there())),
+    let named = |name: &str, source: &str| {
+        let found = names.get(name).cloned().map(Some);
+        found.ok_or_else(|| format!("{source} names {name:?}, which does not exist; {}", there()))
     };
     if let Some(name) = label.filter(|name| !name.is_empty()) {
         return named(name, &format!("the node's label {CONFIG_LABEL}"));

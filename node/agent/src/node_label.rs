@@ -57,7 +57,7 @@ pub(crate) async fn follow(client: kube::Client, node: Arc<str>, label: watch::S
                     };
                     match event {
                         Ok(Some(WatchEvent::Added(node) | WatchEvent::Modified(node))) => {
-                            tell(&node.metadata)
+                            tell(&node.metadata);
                         }
                         Ok(Some(WatchEvent::Bookmark(_))) => {}
                         // Deleted, out of date or at an end: what is now is asked for again.

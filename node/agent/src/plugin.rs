@@ -99,7 +99,7 @@ impl DevicePlugin for Plugin {
         request: Request<api::AllocateRequest>,
     ) -> Result<Response<api::AllocateResponse>, Status> {
         let state = self.shared.state();
-        let host = self.shared.host(state.config());
+        let host = Shared::host(state.config());
         let answer = |container: api::ContainerAllocateRequest| -> Result<_, crate::Error> {
             let parts = state.allocate(&self.resource, &container.devices_ids)?;
             // Which GPU a slot means is decided when the container is created; only then is it injected.

@@ -242,7 +242,7 @@ impl Reporter {
         if self.features.oneshot && written.labels.is_some() {
             return Ok(());
         }
-        let labels = labels(&self.shared, &self.features, self.timestamp);
+        let labels = labels(&self.shared, self.timestamp);
         if written.labels.as_ref() != Some(&labels) {
             written.node_uid = writer.write(&labels).await?;
             written.labels = Some(labels);
@@ -294,11 +294,7 @@ impl Reporter {
 }
 
 /// The labels of the node as it is known now.
-pub(crate) fn labels(
-    shared: &Shared,
-    features: &FeatureOptions,
-    timestamp: Option<i64>,
-) -> BTreeMap<String, String> {
+pub(crate) fn labels(shared: &Shared, timestamp: Option<i64>) -> BTreeMap<String, String> {
     let state = shared.state();
     let facts = shared.facts();
     feature_labels(&LabelInput {

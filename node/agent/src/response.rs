@@ -29,6 +29,9 @@ const COMMON_FILES: [&str; 4] =
 /// Where MPS keeps its files, in the container.
 const MPS_ROOT: &str = "/mps";
 
+/// The number of a card's device file, a GPU instance, and a compute instance of it.
+type Instance = (u32, u32, Option<u32>);
+
 /// What the answer needs to know of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -36,8 +39,8 @@ pub(crate) struct Host {
     common: Vec<&'static str>,
     /// IMEX channels that are there, of those that are configured.
     channels: Vec<u32>,
-    /// The number in `/dev/nvidia-caps/nvidia-cap<n>` by the number of the card's device file, GPU instance, and compute instance.
-    capabilities: HashMap<(u32, u32, Option<u32>), u32>,
+    /// The number in `/dev/nvidia-caps/nvidia-cap<n>` by instance.
+    capabilities: HashMap<Instance, u32>,
 }
 
 impl Host {
@@ -64,7 +67,7 @@ impl Host {
 }
 
 /// A line such as `gpu0/gi1/ci0/access 13`. Other lines of the file are of no concern.
-fn capability(line: &str) -> Option<((u32, u32, Option<u32>), u32)> {
+fn capability(line: &str) -> Option<(Instance, u32)> {
     let (path, minor) = line.split_once(' ')?;
     let mut parts = path.split('/');
     let mut number = |prefix| parts.next()?.strip_prefix(prefix)?.parse().ok();

@@ -268,7 +268,7 @@ pub(crate) async fn keep_file(
     let mut told = String::new();
     loop {
         revision.mark_unchanged();
-        let mut labels = labels(shared, features, timestamp);
+        let mut labels = labels(shared, timestamp);
         labels.retain(|key, _| key.starts_with(NVIDIA_PREFIX));
         let failure = write_file(path, &labels).err().map(|error| error.to_string()).unwrap_or_default();
         if failure != told && !failure.is_empty() {

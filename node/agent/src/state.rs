@@ -162,7 +162,7 @@ impl State {
     /// Takes over what the driver says. A card that does not answer keeps its place, unhealthy, with what was
     /// known of it; a card that is new takes the place of the one that had its index.
     pub(crate) fn refresh(&mut self, inventory: Inventory) {
-        let order: Vec<Option<GpuId>> = self.slots().map(|id| id.cloned()).collect();
+        let order: Vec<Option<GpuId>> = self.slots().map(Option::<&GpuId>::cloned).collect();
         let lost = inventory.failed.iter().map(|failed| {
             let known = self.gpus.iter().find(|gpu| match &failed.id {
                 Some(id) => gpu.id == *id,
@@ -224,7 +224,7 @@ impl State {
 
     /// Offers what follows from plan and ledger.
     fn arrange(&mut self) {
-        let order: Vec<Option<GpuId>> = self.slots().map(|id| id.cloned()).collect();
+        let order: Vec<Option<GpuId>> = self.slots().map(Option::<&GpuId>::cloned).collect();
         self.rebuild(&order);
     }
 

@@ -13,7 +13,7 @@ fn gpus() -> Vec<Gpu> {
     let sim = SimGpus::new(Profile::named("a100-40").unwrap(), 4, "node-1", 7).unwrap();
     let mut gpus = sim.inventory().unwrap().gpus;
     for (gpu, digit) in gpus.iter_mut().zip('0'..) {
-        gpu.id = format!("GPU-{0}0000000-0000-4000-8000-000000000000", digit).parse().unwrap();
+        gpu.id = format!("GPU-{digit}0000000-0000-4000-8000-000000000000").parse().unwrap();
     }
     gpus[0].partitions = Some(vec![Partition {
         id: "MIG-00000000-0000-4000-8000-000000000001".parse().unwrap(),
@@ -56,6 +56,18 @@ fn partition(gpu: &Gpu) -> Part<'_> {
     Part { gpu, partition: gpu.partitions.as_ref().and_then(|list| list.first()), is_shared: false }
 }
 
+fn pair(gpus: &[Gpu]) -> Vec<Part<'_>> {
+    vec![whole(&gpus[1]), whole(&gpus[3])]
+}
+
+fn mig(gpus: &[Gpu]) -> Vec<Part<'_>> {
+    vec![partition(&gpus[0])]
+}
+
+fn share(gpus: &[Gpu]) -> Vec<Part<'_>> {
+    vec![Part { is_shared: true, ..whole(&gpus[2]) }]
+}
+
 #[test]
 fn answers_are_those_of_nvidias_plugin_to_the_letter() {
     let gpu = "nvidia.com/gpu";
@@ -65,15 +77,6 @@ fn answers_are_those_of_nvidias_plugin_to_the_letter() {
             "version: v1\nflags: {{{rest}plugin: {{deviceListStrategy: {strategy}}}}}\nimex: {{channelIDs: [0]}}"
         )
     };
-    fn pair(gpus: &[Gpu]) -> Vec<Part<'_>> {
-        vec![whole(&gpus[1]), whole(&gpus[3])]
-    }
-    fn mig(gpus: &[Gpu]) -> Vec<Part<'_>> {
-        vec![partition(&gpus[0])]
-    }
-    fn share(gpus: &[Gpu]) -> Vec<Part<'_>> {
-        vec![Part { is_shared: true, ..whole(&gpus[2]) }]
-    }
     let mps = "version: v1\nflags: {mpsRoot: /run/nvidia/mps, plugin: {deviceListStrategy: envvar}}\nsharing: {mps: {renameByDefault: true, resources: [{name: gpu, replicas: 4}]}}";
     let cases: Vec<(&str, String)> = vec![
         ("without a strategy", answer("version: v1", gpu, pair)),
@@ -136,8 +139,8 @@ fn answers_are_those_of_nvidias_plugin_to_the_letter() {
         ("a share with MPS", answer(mps, "nvidia.com/gpu.shared", share)),
         ("a whole GPU beside MPS", answer(mps, gpu, pair)),
     ];
-    let found: String = cases.iter().map(|(name, text)| format!("# {name}\n{text}\n")).collect();
-    assert_eq!(found, GOLDEN);
+    let found: Vec<String> = cases.iter().map(|(name, text)| format!("# {name}\n{text}\n")).collect();
+    assert_eq!(found.concat(), GOLDEN);
 }
 
 #[test]

@@ -240,12 +240,10 @@ impl State {
                     .zip(position)
                     .is_some_and(|(a, b)| a.gpu == b.gpu && (a.partition.is_none() || b.partition.is_none())))
         };
-        let others = self.pods.values().filter(|pod| pod.key.uid != container.pod.uid);
-        let owner = others
-            .filter(|pod| {
-                pod.containers.values().flat_map(|container| &container.held).any(|held| related(&held))
-            })
-            .next();
+        let mut others = self.pods.values().filter(|pod| pod.key.uid != container.pod.uid);
+        let owner = others.find(|pod| {
+            pod.containers.values().flat_map(|container| &container.held).any(|held| related(&held))
+        });
         if let Some(owner) = owner {
             return Err(Error::Taken {
                 gpu: wanted.device.clone(),

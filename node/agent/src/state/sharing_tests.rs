@@ -179,6 +179,9 @@ fn partitions_are_offered_as_the_strategy_says() {
     );
 }
 
+/// A configuration, cards, and what is said.
+type Case<'a> = (String, &'a [Option<&'a [&'a str]>], &'a str);
+
 #[test]
 fn what_does_not_fit_the_cards_is_said_and_changes_nothing() {
     let single = "version: v1\nflags: {migStrategy: single}";
@@ -188,7 +191,6 @@ fn what_does_not_fit_the_cards_is_said_and_changes_nothing() {
         )
     };
     let mps = "version: v1\nflags: {migStrategy: single, mpsRoot: /mps}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
-    type Case<'a> = (String, &'a [Option<&'a [&'a str]>], &'a str);
     let cases: &[Case<'_>] = &[
         (
             single.into(),
@@ -245,10 +247,8 @@ fn models_have_the_names_that_the_configuration_gives_them() {
 #[test]
 fn some_devices_can_be_shared_and_the_others_not() {
     let (mut state, gpus) = node_in(IdentityMode::Kubelet, 3);
-    let text = format!(
-        "version: v1\nsharing: {{timeSlicing: {{resources: [{{name: gpu, rename: gpu.shared, replicas: 2, devices: [2, \"0\"]}}]}}}}"
-    );
-    state.configure(config(&text)).unwrap();
+    let text = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.shared, replicas: 2, devices: [2, \"0\"]}]}}";
+    state.configure(config(text)).unwrap();
     assert_eq!(counts(&state), counted(&[("nvidia.com/gpu", 1, 1), ("nvidia.com/gpu.shared", 4, 4)]));
     assert_eq!(ids(&state, "nvidia.com/gpu"), [gpus[1].to_string()]);
 }
@@ -263,7 +263,7 @@ fn a_gpu_that_is_held_whole_becomes_shares_when_it_is_free() {
         assert_eq!(counts(&state), counted(&[("nvidia.com/gpu", 1, 1), ("nvidia.com/gpu.shared", 4, 4)]));
         assert_eq!(ids(&state, "nvidia.com/gpu")[0], whole[0], "under the id that the kubelet knows");
         let share = format!("{}::0", held[0]);
-        assert!(state.allocate("nvidia.com/gpu.shared", &[share.clone()]).is_err());
+        assert!(state.allocate("nvidia.com/gpu.shared", std::slice::from_ref(&share)).is_err());
         let error = state.create(&container("b", "main", &[&share], None)).unwrap_err().to_string();
         assert!(error.contains("belongs to pod default/a"), "{error}");
         assert!(state.retain(|uid| uid != "uid-a"));
@@ -277,7 +277,7 @@ fn a_gpu_that_is_held_whole_becomes_shares_when_it_is_free() {
         state.configure(config("version: v1")).unwrap();
         assert_eq!(counts(&state), counted(&[("nvidia.com/gpu", 1, 1), ("nvidia.com/gpu.shared", 2, 2)]));
         state.retain(|uid| uid != "uid-b");
-        assert_eq!(ids(&state, "nvidia.com/gpu.shared"), [other.clone()]);
+        assert_eq!(ids(&state, "nvidia.com/gpu.shared"), std::slice::from_ref(&other));
         state.retain(|_| false);
         assert_eq!(counts(&state), counted(&[("nvidia.com/gpu", 2, 2)]));
         assert_eq!(ids(&state, "nvidia.com/gpu").len(), gpus.len());
@@ -308,7 +308,7 @@ fn other_slots_stay_where_they_are_when_a_card_is_shared() {
 fn a_container_of_earlier_days_is_started_again_whatever_the_configuration_says_now() {
     let (mut state, gpus) = node_in(IdentityMode::Kubelet, 2);
     let share = format!("{}::3", gpus[1]);
-    assert!(state.allocate("nvidia.com/gpu", &[share.clone()]).is_err(), "never given anew");
+    assert!(state.allocate("nvidia.com/gpu", std::slice::from_ref(&share)).is_err(), "never given anew");
     assert_eq!(state.create(&container("a", "main", &[&share], None)).unwrap(), [gpus[1].clone()]);
     assert_eq!(ids(&state, "nvidia.com/gpu"), [gpus[0].to_string(), share]);
     assert!(state.create(&container("b", "main", &[&format!("{}::x", gpus[0])], None)).is_err());

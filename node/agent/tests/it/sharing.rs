@@ -114,7 +114,7 @@ async fn each_profile_is_a_resource_with_a_socket_of_its_own() {
     assert!(small.numa.len() == 2 && whole.numa.is_empty());
     let mut plugin = kubelet.plugin(&small.endpoint).await;
     let id = small.devices.keys().next().unwrap().clone();
-    let answer = plugin.allocate(allocate(&[id.clone()])).await.unwrap().into_inner();
+    let answer = plugin.allocate(allocate(std::slice::from_ref(&id))).await.unwrap().into_inner();
     let names: Vec<_> = answer.container_responses[0].cdi_devices.iter().map(|d| d.name.clone()).collect();
     assert_eq!(names, [format!("k8s.device-plugin.nvidia.com/gpu={id}")]);
     let adjustment = agent.handle.create_container(&container("a", &id)).unwrap();
