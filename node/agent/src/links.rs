@@ -180,7 +180,10 @@ impl Link {
         if same && served && !matches!(self.progress, Progress::Idle) {
             return;
         }
-        if same && matches!(self.progress, Progress::Waiting(_)) || !offered || !ready && self.server.is_none() {
+        if same && matches!(self.progress, Progress::Waiting(_))
+            || !offered
+            || !ready && self.server.is_none()
+        {
             return;
         }
         if !same {
