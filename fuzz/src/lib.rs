@@ -217,6 +217,16 @@ targets! {
         b"{\"process\":{\"env\":[\"NVIDIA_VISIBLE_DEVICES=none\"]},\"mounts\":[{\"source\":\"/dev/null\",\"destination\":\"/var/run/nvidia-container-devices/GPU-1\"}],\"hooks\":{\"prestart\":[{\"path\":\"/usr/bin/nvidia-container-runtime-hook\"}]},\"linux\":{}}",
     ];
     shim_device_names: gantry_oci_shim::fuzzing::device_names, [b"0,1,all", b"cdi/nvidia.com/gpu/0:1", b"imex/7", b"nvidia.com/gpu=GPU-1", b"../x"];
+    nri_frames: gantry_nri::fuzzing::frames, [
+        b"\0\0\0\x01\0\0\0\x03abc\0\0\0\x02\0\0\0\0\0\0\0\x02\0\0\0\x01d", b"\0\0\0\x01\0\x40\0\x0b", b"\0\0\0\0\0\0\0\x01",
+    ];
+    nri_messages: gantry_nri::fuzzing::messages, [
+        b"\0\0\0\x02\0\0\0\x01\x01\0ab\0\0\0\0\0\0\0\x03\x02\0\0\0\0\x01\0\0\0\x05\x03\x01c", b"\0\x40\0\x01\0\0\0\x01\x01\0",
+    ];
+    nri_session: gantry_nri::fuzzing::session, [
+        b"\0\x12\x0acontainerd\x1a\x02v2(\xd0\x0f", b"\x01\x0a\x05\x1a\x03uid\x12\x03\x1a\x01c\x18\x01", b"\x02\x0a\x05\x1a\x03uid\x12\x06\x1a\x04main", b"\x03\x08\x02\x12\x05\x1a\x03uid",
+        b"\0\0\0\x02\0\0\0\x0c\0\0\0\x02\0\0\0\x01\x02\0\x12\0", b"\0\0\0\x02\0\0\0\x12\0\0\0\x08\0\0\0\x01\x02\0\x0a\x06\x08\x0c\x12\x02no",
+    ];
     kubelet_checkpoint: gantry_cluster::fuzzing::checkpoint, [
         b"{\"PodDeviceEntries\":[{\"PodUID\":\"u\",\"ContainerName\":\"c\",\"ResourceName\":\"nvidia.com/gpu\",\"DeviceIDs\":{\"-1\":[\"slot-0\"],\"0\":[\"slot-1\"]},\"AllocResp\":\"CgYKAUESAWIqCAoGYS5iL2M9\"}],\"RegisteredDevices\":{\"nvidia.com/gpu\":[\"slot-0\",\"slot-1\"]}}",
         b"{\"Data\":{\"PodDeviceEntries\":[],\"RegisteredDevices\":{}},\"Checksum\":1}",
