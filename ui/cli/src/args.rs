@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::manifests::ManifestsOptions;
 use crate::serve::agent::AgentOptions;
 use crate::serve::control::{ControllersOptions, SchedulerOptions};
 use crate::up::nodes::NodesFlag;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     /// CDI files, by which container runtimes give containers the GPUs of this machine.
     #[command(subcommand)]
     Cdi(crate::cdi::Cdi),
+    /// Print what runs in a cluster, for kubectl apply -f -.
+    Manifests(Box<ManifestsOptions>),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

@@ -4,7 +4,8 @@
 //!   args ──▶ up, down, fault   a cluster on this machine   (lab)
 //!        ├─▶ get, describe, why   any cluster, through kube::Client   (view)
 //!        ├─▶ agent, scheduler, controllers   the processes that run in a cluster   (serve)
-//!        └─▶ cdi            this machine, without a cluster     (driver)
+//!        ├─▶ cdi            this machine, without a cluster     (driver)
+//!        └─▶ manifests   what runs them there   (charts/gantry)
 //! ```
 //!
 //! Standard output has what the command was asked for: a table, a document, an explanation, or what an action came to, such as
@@ -30,6 +31,7 @@ mod fault;
 mod gpus;
 mod hint;
 mod instance;
+mod manifests;
 mod output;
 mod serve;
 mod up;
@@ -80,6 +82,7 @@ fn run(args: Args) -> anyhow::Result<()> {
             runtime()?.block_on(serve::control::controllers(&args.connection, *options))
         }
         Command::Cdi(command) => cdi::run(&command),
+        Command::Manifests(options) => manifests::run(args.connection.namespace.as_deref(), &options),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut script);
