@@ -50,12 +50,23 @@ pub(crate) struct Dependency {
     pub(crate) path: Option<PathBuf>,
 }
 
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    target_directory: PathBuf,
+}
+
 /// The members of the workspace with their direct dependencies.
 pub(crate) fn members() -> anyhow::Result<Vec<Package>> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        packages: Vec<Package>,
-    }
+    Ok(metadata()?.packages)
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> anyhow::Result<PathBuf> {
+    Ok(metadata()?.target_directory)
+}
+
+fn metadata() -> anyhow::Result<Metadata> {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(program)
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -65,6 +76,5 @@ pub(crate) fn members() -> anyhow::Result<Vec<Package>> {
     if !output.status.success() {
         bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
     }
-    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("read cargo metadata")?;
-    Ok(metadata.packages)
+    serde_json::from_slice(&output.stdout).context("read cargo metadata")
 }

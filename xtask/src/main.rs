@@ -13,6 +13,7 @@ mod cargo;
 #[cfg(feature = "codegen")]
 mod codegen;
 mod generated;
+mod image;
 mod tests;
 mod tidy;
 
@@ -49,6 +50,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build the container image, as an archive for `ctr images import`. Needs no container engine.
+    Image(image::Options),
     /// Run benchmarks in a release build and print each figure beside its baseline.
     Bench(bench::Options),
 }
@@ -60,6 +63,7 @@ fn main() -> anyhow::Result<()> {
         Task::Codegen { check } => generated::code(check),
         Task::Crds { check } => generated::crds(check),
         Task::Kubernetes { arguments } => kubernetes(&arguments),
+        Task::Image(options) => image::run(&options),
         Task::Bench(options) => bench::run(&options),
     }
 }

@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use crate::output;
 
 /// The parts, in the order in which they are applied.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
     /// The custom resource definitions.
     Crds,
     /// The runtime class `nvidia`.
@@ -33,6 +33,61 @@ enum Part {
 }
 
 const PARTS: [Part; 5] = [Part::Crds, Part::Runtimeclass, Part::Agent, Part::Scheduler, Part::Controllers];
+
+impl Part {
+    /// The template that has all of it; the definitions have none.
+    const fn template(self) -> Option<&'static str> {
+        match self {
+            Self::Crds => None,
+            Self::Runtimeclass => Some("templates/runtimeclass.yaml"),
+            Self::Agent => Some("templates/agent.yaml"),
+            Self::Scheduler => Some("templates/scheduler.yaml"),
+            Self::Controllers => Some("templates/controllers.yaml"),
+        }
+    }
+}
+
+/// Something that a role lets its account do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Right {
+    /// The API group, empty for the core's.
+    pub(crate) group: String,
+    /// With its subresource, as in `pods/binding`.
+    pub(crate) resource: String,
+    pub(crate) verb: String,
+}
+
+/// What the cluster-wide role of a part grants, in the order of the chart.
+pub(crate) fn rights(part: Part) -> anyhow::Result<Vec<Right>> {
+    let mut values = chart::defaults()?;
+    chart::lay_over(&mut values, &json!({ "controllers": { "enabled": true } }))?;
+    let root = chart::root(&values, "gantry", NAMESPACE)?;
+    let Some(file) = part.template() else { return Ok(Vec::new()) };
+    let words = |rule: &Value, key: &str| -> Vec<String> {
+        let list = rule[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(|word| word.as_str().map(str::to_owned)).collect()
+    };
+    let mut rights = Vec::new();
+    for text in split(&chart::templates()?.render(file, &root)?) {
+        let object: Value = serde_saphyr::from_str(&text)?;
+        if object["kind"] != "ClusterRole" {
+            continue;
+        }
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            for group in words(rule, "apiGroups") {
+                for resource in words(rule, "resources") {
+                    let verbs = words(rule, "verbs").into_iter();
+                    rights.extend(verbs.map(|verb| Right {
+                        group: group.clone(),
+                        resource: resource.clone(),
+                        verb,
+                    }));
+                }
+            }
+        }
+    }
+    Ok(rights)
+}
 
 /// How to print.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -110,17 +165,11 @@ fn documents(namespace: &str, options: &ManifestsOptions) -> anyhow::Result<Vec<
     let mut documents = Vec::new();
     let chosen = |part: &Part| options.only.is_empty() || options.only.contains(part);
     for part in PARTS.iter().filter(|part| chosen(part)) {
-        let file = match part {
-            Part::Crds => {
-                for (path, text) in chart::FILES.iter().filter(|(path, _)| path.starts_with("crds/")) {
-                    documents.push(((*path).to_owned(), (*text).to_owned()));
-                }
-                continue;
+        let Some(file) = part.template() else {
+            for (path, text) in chart::FILES.iter().filter(|(path, _)| path.starts_with("crds/")) {
+                documents.push(((*path).to_owned(), (*text).to_owned()));
             }
-            Part::Runtimeclass => "templates/runtimeclass.yaml",
-            Part::Agent => "templates/agent.yaml",
-            Part::Scheduler => "templates/scheduler.yaml",
-            Part::Controllers => "templates/controllers.yaml",
+            continue;
         };
         let text = templates.render(file, &root).context("render the manifests")?;
         let parts: Vec<String> = split(&text);

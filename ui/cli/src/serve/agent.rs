@@ -12,9 +12,10 @@ use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
 use tokio::time::sleep;
 
-use super::{Process, ProcessOptions};
+use super::{Process, ProcessOptions, rights};
 use crate::args::Connection;
 use crate::hint;
+use crate::manifests::Part;
 
 /// Waits between attempts to reach the driver: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -111,6 +112,16 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
     let client = super::client(connection).await?;
     let process = Process::start("agent", &options.process).await?;
     process.readiness.wait_for("kubelet", "not registered yet");
+    let asking = client.clone();
+    // The node's GPUs are served whatever the API server says; what will be missing in the cluster is told once.
+    process.tasks.spawn_until_cancelled(async move {
+        if let Ok(missing) = rights::missing(&asking, Part::Agent).await
+            && !missing.is_empty()
+        {
+            let hint = "gantry manifests --only agent | kubectl apply -f -";
+            tracing::warn!(missing = missing.join(", "), hint, "this account may not do all of its work");
+        }
+    });
     let Some((agent, handle)) = prepare(&process, &options, &node_name, client).await? else {
         process.stop().await;
         return Ok(());
@@ -142,6 +153,7 @@ async fn prepare(
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let config = ConfigSource::from_env(BTreeMap::new(), env.collect())?;
     let mut delay = RETRY.0;
+    let mut told = String::new();
     loop {
         let (simulate, name) = (options.simulate, node_name.to_owned());
         let driver = NvmlOptions {
@@ -177,8 +189,13 @@ async fn prepare(
             Err(gantry_agent::Error::Gpu(error)) => error,
             Err(error) => return Err(error).context("start the agent"),
         };
-        process.readiness.wait_for("driver", error.to_string());
-        tracing::warn!(%error, retry_in_seconds = delay.as_secs(), "the GPUs cannot be asked yet");
+        let text = error.to_string();
+        // Once: a node whose driver is never installed must not fill a disk with it. The endpoint has it all the time.
+        if text != told {
+            tracing::warn!(error = text, "the GPUs cannot be asked yet; trying again");
+            told.clone_from(&text);
+        }
+        process.readiness.wait_for("driver", text);
         if process.tasks.token().run_until_cancelled(sleep(delay)).await.is_none() {
             return Ok(None);
         }

@@ -9,9 +9,10 @@ use gantry_leader::{Role, lead};
 use gantry_scheduler::Scheduler;
 use kube::Client;
 
-use super::{Process, ProcessOptions};
+use super::{Process, ProcessOptions, rights};
 use crate::args::Connection;
 use crate::hint;
+use crate::manifests::Part;
 
 /// Waits between attempts to reach the API server: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -90,7 +91,7 @@ pub(crate) async fn scheduler(connection: &Connection, options: SchedulerOptions
     scheduler.metrics = process.metrics.clone();
     // What cannot work is told before the election, not to the one that has won it.
     Scheduler::new(scheduler.clone()).context("start the scheduler")?;
-    run(&process, client, ids, &options.election, "gantry-scheduler", |term| {
+    run(&process, client, ids, &options.election, ("gantry-scheduler", Part::Scheduler), |term| {
         let scheduler = scheduler.clone();
         async move {
             // A new one for each term: what happened in between is read from the cluster.
@@ -107,7 +108,7 @@ pub(crate) async fn controllers(connection: &Connection, options: ControllersOpt
     let client = super::client(connection).await?;
     let process = Process::start("controllers", &options.process).await?;
     let ids: SharedIds = Arc::new(RandomIds::default());
-    run(&process, client.clone(), ids, &options.election, "gantry-controllers", |term| {
+    run(&process, client.clone(), ids, &options.election, ("gantry-controllers", Part::Controllers), |term| {
         let options = gantry_controllers::Options { clock: Arc::new(SystemClock) };
         gantry_controllers::run(client.clone(), options, term)
     })
@@ -120,11 +121,11 @@ async fn run<W: Future<Output = ()>>(
     client: Client,
     ids: SharedIds,
     election: &ElectionOptions,
-    name: &str,
+    (name, part): (&str, Part),
     mut work: impl FnMut(gantry_kit::CancellationToken) -> W,
 ) -> anyhow::Result<()> {
     let cancel = process.tasks.token().clone();
-    let Some(checked) = cancel.run_until_cancelled(preflight(process, &client)).await else {
+    let Some(checked) = cancel.run_until_cancelled(preflight(process, &client, part)).await else {
         process.stop().await;
         return Ok(());
     };
@@ -175,14 +176,25 @@ fn identity(ids: &SharedIds) -> String {
     format!("{}_{}", host.unwrap_or_else(|| "gantry".to_owned()), ids.uid())
 }
 
-/// Waits until the API server answers and makes sure that it knows our kinds.
-async fn preflight(process: &Process, client: &Client) -> anyhow::Result<()> {
+/// Waits until the API server answers and lets this process do its work, and makes sure that it knows our kinds.
+async fn preflight(process: &Process, client: &Client, part: Part) -> anyhow::Result<()> {
     let mut delay = RETRY.0;
+    let mut told = String::new();
     loop {
-        let error = match client.list_api_groups().await {
+        let obstacle = match client.list_api_groups().await {
             Ok(groups) if groups.groups.iter().any(|group| group.name == "gantry.dev") => {
-                process.readiness.met("api");
-                return Ok(());
+                match rights::missing(client, part).await {
+                    Ok(missing) if missing.is_empty() => {
+                        process.readiness.met("api");
+                        return Ok(());
+                    }
+                    Ok(missing) => format!(
+                        "this account may not {}; gantry manifests --only {} | kubectl apply -f - grants it",
+                        missing.join(", "),
+                        if part == Part::Scheduler { "scheduler" } else { "controllers" },
+                    ),
+                    Err(error) => format!("{error:#}"),
+                }
             }
             Ok(_) => {
                 return Err(hint::error(
@@ -190,10 +202,13 @@ async fn preflight(process: &Process, client: &Client) -> anyhow::Result<()> {
                     "gantry manifests --only crds | kubectl apply -f -",
                 ));
             }
-            Err(error) => error.to_string(),
+            Err(error) => format!("the API server does not answer: {error}"),
         };
-        process.readiness.wait_for("api", error.clone());
-        tracing::warn!(error, retry_in_seconds = delay.as_secs(), "the API server does not answer yet");
+        if obstacle != told {
+            tracing::warn!(error = obstacle, "cannot work yet; trying again");
+            told.clone_from(&obstacle);
+        }
+        process.readiness.wait_for("api", obstacle);
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(RETRY.1);
     }
