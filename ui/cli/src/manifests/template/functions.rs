@@ -75,7 +75,7 @@ pub(super) fn call(name: &str, arguments: &[Value]) -> Result<Value, String> {
         }
         ("sha256sum", [value]) => {
             let sum = Sha256::digest(text(value));
-            sum.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()
+            format!("{sum:x}").into()
         }
         ("fail", [message]) => return Err(text(message)),
         _ => return Err(format!("function {name} with {} arguments is not known here", arguments.len())),

@@ -67,7 +67,7 @@ enum Token {
 pub(super) fn parse(file: &str, text: &str) -> Result<Parsed, Error> {
     let mut parser = Parser { file, pieces: pieces(file, text)?.into_iter(), defined: Vec::new() };
     match parser.block()? {
-        (body, _, End::Text) => Ok(Parsed { body, defined: parser.defined }),
+        (body, _, Stop::Text) => Ok(Parsed { body, defined: parser.defined }),
         (_, line, _) => parser.error(line, "this ends nothing"),
     }
 }
@@ -198,7 +198,7 @@ struct Parser<'a> {
 }
 
 /// What a block ends with.
-enum End {
+enum Stop {
     Text,
     End,
     Else(usize),
@@ -210,7 +210,7 @@ impl Parser<'_> {
         Err(error(self.file, line, message))
     }
 
-    fn block(&mut self) -> Result<(Vec<Node>, usize, End), Error> {
+    fn block(&mut self) -> Result<(Vec<Node>, usize, Stop), Error> {
         let mut nodes = Vec::new();
         let mut last = 1;
         while let Some(piece) = self.pieces.next() {
@@ -229,11 +229,11 @@ impl Parser<'_> {
                 _ => "",
             };
             match (keyword, tokens.get(1..).unwrap_or_default()) {
-                ("end", []) => return Ok((nodes, line, End::End)),
-                ("else", []) => return Ok((nodes, line, End::Else(line))),
+                ("end", []) => return Ok((nodes, line, Stop::End)),
+                ("else", []) => return Ok((nodes, line, Stop::Else(line))),
                 ("else", [Token::Word(next), condition @ ..]) if next == "if" => {
                     let condition = self.pipeline(line, condition)?;
-                    return Ok((nodes, line, End::ElseIf(line, condition)));
+                    return Ok((nodes, line, Stop::ElseIf(line, condition)));
                 }
                 ("define", [Token::Text(name)]) => {
                     let body = self.closed(line)?;
@@ -259,17 +259,17 @@ impl Parser<'_> {
                 _ => nodes.push(Node::Print(line, self.pipeline(line, &tokens)?)),
             }
         }
-        Ok((nodes, last, End::Text))
+        Ok((nodes, last, Stop::Text))
     }
 
     /// A block that ends with `end`.
     fn closed(&mut self, line: usize) -> Result<Vec<Node>, Error> {
         match self.block()? {
-            (nodes, _, End::End) => Ok(nodes),
-            (_, at, End::Else(_) | End::ElseIf(..)) => {
+            (nodes, _, Stop::End) => Ok(nodes),
+            (_, at, Stop::Else(_) | Stop::ElseIf(..)) => {
                 self.error(at, "{{ else }} is known for {{ if }} alone")
             }
-            (_, _, End::Text) => self.error(line, "there is no {{ end }} for this"),
+            (_, _, Stop::Text) => self.error(line, "there is no {{ end }} for this"),
         }
     }
 
@@ -280,13 +280,13 @@ impl Parser<'_> {
             let (body, _, end) = self.block()?;
             branches.push((at, condition, body));
             match end {
-                End::End => return Ok(Node::If(branches, Vec::new())),
-                End::Else(line) => {
+                Stop::End => return Ok(Node::If(branches, Vec::new())),
+                Stop::Else(line) => {
                     let last = self.closed(line)?;
                     return Ok(Node::If(branches, last));
                 }
-                End::ElseIf(line, next) => (at, condition) = (line, next),
-                End::Text => return self.error(line, "there is no {{ end }} for this"),
+                Stop::ElseIf(line, next) => (at, condition) = (line, next),
+                Stop::Text => return self.error(line, "there is no {{ end }} for this"),
             }
         }
     }
