@@ -1,5 +1,7 @@
 //! What a `main` function does first and last.
 
+use std::io::IsTerminal as _;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -13,6 +15,8 @@ pub fn init_logging(default: &str, json: bool) {
         .with_env_filter(filter)
         .with_span_events(FmtSpan::NONE)
         .with_writer(std::io::stderr)
+        // A log that is collected has no use for colours.
+        .with_ansi(std::io::stderr().is_terminal())
         .with_target(true);
     let _ = if json { builder.json().try_init() } else { builder.compact().try_init() };
 }

@@ -19,6 +19,9 @@ pub(crate) struct Options {
     /// Put this program into it instead of building one.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Do not compress the layers: larger, and much sooner written. For archives that stay on this machine.
+    #[arg(long)]
+    uncompressed: bool,
     /// The archive. Default: gantry-image.tar in the target folder.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -41,7 +44,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
     };
     let output = options.output.clone().unwrap_or_else(|| target.join("gantry-image.tar"));
-    let written = image(&options.reference, &program).write(&output).context("write the image")?;
+    let image = image(&options.reference, &program);
+    let image = if options.uncompressed { image.uncompressed() } else { image };
+    let written = image.write(&output).context("write the image")?;
     eprintln!("{} files, {} MiB in layers", written.files.len(), written.layer_bytes >> 20);
     eprintln!("import it on each node: ctr --namespace k8s.io images import {}", output.display());
     println!("{} {} {}", output.display(), written.reference, written.digest);

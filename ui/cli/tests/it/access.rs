@@ -62,7 +62,7 @@ impl Account {
 
     /// That everything was allowed, and nothing is that was not asked for.
     fn is_held_to(&self, granted: &BTreeSet<Right>) {
-        assert_eq!(*self.refused.lock().unwrap(), [String::new(); 0]);
+        assert_eq!(*self.refused.lock().unwrap(), Vec::<String>::new());
         assert_eq!(*self.used.lock().unwrap(), *granted, "used (left) and granted (right) differ");
     }
 }

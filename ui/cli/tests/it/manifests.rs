@@ -193,10 +193,7 @@ fn helm() -> Option<PathBuf> {
     let built = cache.into_iter().flat_map(|cache| std::fs::read_dir(cache.join("gantry/kubernetes/bin")));
     let built = built.flatten().flatten().map(|entry| entry.path().join("helm"));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = built
-        .chain(std::env::split_paths(&path).map(|folder| folder.join("helm")))
-        .find(|path| path.is_file());
-    found
+    built.chain(std::env::split_paths(&path).map(|folder| folder.join("helm"))).find(|path| path.is_file())
 }
 
 fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
