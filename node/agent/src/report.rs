@@ -82,7 +82,7 @@ impl Failure {
     fn text(&self) -> String {
         match self {
             Self::NoCrd => {
-                "the cluster does not know the kind GpuNode; install charts/gantry/crds to see GPUs in it"
+                "the cluster does not know the kind GpuNode; to see GPUs in it: gantry manifests --only crds | kubectl apply -f -"
                     .to_owned()
             }
             Self::Request(error) => error.to_string(),

@@ -201,7 +201,10 @@ async fn a_cluster_without_the_crd_or_the_node_is_waited_for_with_one_line_of_lo
     sleep(Duration::from_mins(5)).await;
     let warnings: Vec<_> = agent.log().into_iter().filter(|line| line.contains("Could not report")).collect();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[1].contains("does not know the kind GpuNode; install charts/gantry/crds"));
+    assert!(
+        warnings[1]
+            .contains("does not know the kind GpuNode; to see GPUs in it: gantry manifests --only crds")
+    );
     cluster.lock().unwrap().has_crd = true;
     until(&cluster, Cluster::status).await;
     agent.stop().await;
