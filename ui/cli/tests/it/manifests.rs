@@ -245,7 +245,7 @@ fn helm_renders_the_same_objects() {
         ],
         &["--set", "runtimeClassName=nvidia", "--set", "runtimeClass.create=false", "--set", "affinity=null"],
         &["--set", "simulate=t4:2", "--set", "identity=kubelet", "--set", "fullnameOverride=gpus"],
-        &["--set", "nameOverride=x", "--set", "privileged=false", "--set", "tolerations={}"],
+        &["--set", "nameOverride=x", "--set", "privileged=false", "--set", "tolerations=null"],
         &["--values", values, "--set", "image.tag=dev"],
     ] {
         let (fine, text) = run(&[
