@@ -46,8 +46,9 @@ impl ApplyTable {
             .map(|field| ApplyField {
                 name: Arc::from(field.name),
                 type_id: self.field_type(types, field),
-                default: field.default.and_then(|json| serde_json::from_str(json).ok()),
+                default: default(field),
                 unset: unset(field),
+                omits_empty: !matches!(field.shape, Shape::One(_)) && !field.always && !field.pointer,
             })
             .collect();
         ApplyType {
@@ -91,6 +92,17 @@ impl ApplyTable {
         };
         self.types.push(of)
     }
+}
+
+/// The default of a field that may be a key of a list's items: what is required is empty where it is missing.
+fn default(field: &Field) -> Option<Value> {
+    let empty = match field.shape {
+        Shape::One(Leaf::Scalar(Scalar::String)) => Value::from(""),
+        Shape::One(Leaf::Scalar(Scalar::Int32 | Scalar::Int64)) => Value::from(0),
+        _ => Value::Null,
+    };
+    let given = field.default.and_then(|json| serde_json::from_str(json).ok());
+    given.or((field.required && !field.pointer && !empty.is_null()).then_some(empty))
 }
 
 /// What Go writes for a field that nobody set.

@@ -112,6 +112,14 @@ fn differences(schema: ApplySchema<'_>, old: Option<&Value>, new: Option<&Value>
     found
 }
 
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
 fn fields_of(value: Option<&Value>) -> Option<&Map<String, Value>> {
     value.and_then(Value::as_object).filter(|fields| !fields.is_empty())
 }
@@ -147,8 +155,9 @@ fn map(
         let field = declared.peek().filter(|field| field.name.as_ref() == name);
         let unset = field.and_then(|field| field.unset.as_ref());
         // Where only one object is there, the other's fields are absent, whatever they are when unset.
-        let old_value = old_value.or(old.and(unset));
-        let new_value = new_value.or(new.and(unset));
+        let omits_empty = field.is_some_and(|field| field.omits_empty);
+        let old_value = old_value.filter(|value| !(omits_empty && is_empty(value))).or(old.and(unset));
+        let new_value = new_value.filter(|value| !(omits_empty && is_empty(value))).or(new.and(unset));
         if old_value.is_none() && new_value.is_none() {
             continue;
         }

@@ -21,8 +21,8 @@ pub struct Writer<'a> {
     pub api_version: &'a str,
     /// The subresource that is written; empty for the object itself.
     pub subresource: &'a str,
-    /// Now.
-    pub now: Timestamp,
+    /// Now; `None` where the path of the API does not tell times.
+    pub now: Option<Timestamp>,
 }
 
 /// The versions in which an object can be seen.
@@ -119,13 +119,13 @@ impl ManagedFields {
                 operation: Operation::Update,
                 api_version: writer.api_version.into(),
                 subresource: writer.subresource.into(),
-                time: Some(writer.now),
+                time: writer.now,
                 fields: own,
             };
             match entries.iter_mut().find(|entry| entry.is_same_manager(&own)) {
                 Some(entry) => {
                     entry.fields = entry.fields.union(&own.fields);
-                    entry.time = own.time;
+                    entry.time = own.time.or(entry.time);
                 }
                 None => entries.push(own),
             }
@@ -225,7 +225,7 @@ impl ManagedFields {
             return Err(ApplyError::Conflicts(conflicts));
         }
         if object != *live {
-            own.time = Some(writer.now);
+            own.time = writer.now.or(own.time);
         }
         own.fields = own.fields.difference(&SERVERS);
         entries.push(own);

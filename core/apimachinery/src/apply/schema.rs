@@ -52,6 +52,8 @@ pub struct ApplyField {
     pub default: Option<Value>,
     /// What the field is where nobody set it: Kubernetes' own types always write some objects (`{}`) and lists (null). `None`: absent.
     pub unset: Option<Value>,
+    /// An empty list or map is the same as none, as Kubernetes' own types write it.
+    pub omits_empty: bool,
 }
 
 /// An object.
@@ -216,7 +218,7 @@ impl Default for ApplyTypes {
 
 /// A field that is absent unless set.
 pub(crate) fn field(name: &str, type_id: ApplyTypeId) -> ApplyField {
-    ApplyField { name: name.into(), type_id, default: None, unset: None }
+    ApplyField { name: name.into(), type_id, default: None, unset: None, omits_empty: false }
 }
 
 /// A map from any text.

@@ -126,7 +126,7 @@ impl<'a> Parser<'a> {
     fn values(&mut self) -> Result<Vec<String>, String> {
         match self.take() {
             Token::Symbol("(") => {}
-            other => return Err(format!("found '{}', expected: '('", other.text())),
+            other => return Err(format!("found '{}' expected: '('", other.text())),
         }
         if self.peek() == Token::Symbol(")") {
             self.take();
@@ -167,7 +167,7 @@ mod tests {
             ("a=b,", "found '', expected: identifier after ','"),
             ("a=b c", "found 'c', expected: ',' or 'end of string'"),
             ("!a=b", "found '=', expected: ',' or 'end of string'"),
-            ("a in b", "unable to parse requirement: found 'b', expected: '('"),
+            ("a in b", "unable to parse requirement: found 'b' expected: '('"),
             ("a in (b", "unable to parse requirement: found '', expected: ',' or ')'"),
             (
                 "a in ()",

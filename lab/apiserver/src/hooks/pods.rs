@@ -61,7 +61,6 @@ pub(super) fn default_spec(spec: &mut Value) {
     for volume in items_mut(spec.get_mut("volumes")) {
         default_volume(volume);
     }
-    default_pod_resources(spec);
 }
 
 fn default_container(container: &mut Value) {
@@ -135,6 +134,8 @@ fn default_volume(volume: &mut Value) {
 
 fn default_pod(pod: &mut Value) {
     default_spec(map_value(pod, "spec"));
+    // Of pods alone: in templates limits do not stand for requests.
+    default_pod_resources(map_value(pod, "spec"));
     set_default(pod, &["spec", "enableServiceLinks"], true);
     let class = qos_class(&pod["spec"]);
     set_default(pod, &["status", "qosClass"], class);

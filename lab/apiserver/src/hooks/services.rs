@@ -11,6 +11,12 @@ use crate::json::{items, items_mut, map_at, set, set_default, text};
 
 pub(crate) const SERVICE: Hooks = Hooks {
     default: default_service,
+    prepare: |service| {
+        if service["spec"]["type"] != "ExternalName" {
+            set_default(service, &["spec", "ipFamilies"], json!(["IPv4"]));
+            set_default(service, &["spec", "ipFamilyPolicy"], "SingleStack");
+        }
+    },
     prepare_update: keep_allocations,
     validate: validate_service,
     validate_update: |new, old, errors| {
@@ -65,8 +71,6 @@ fn default_service(service: &mut Value) {
     let kind = text(&service["spec"]["type"]).to_owned();
     if kind != "ExternalName" {
         set_default(service, &["spec", "internalTrafficPolicy"], "Cluster");
-        set_default(service, &["spec", "ipFamilies"], json!(["IPv4"]));
-        set_default(service, &["spec", "ipFamilyPolicy"], "SingleStack");
     }
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
         set_default(service, &["spec", "externalTrafficPolicy"], "Cluster");
@@ -96,6 +100,11 @@ fn default_service(service: &mut Value) {
 fn keep_allocations(new: &mut Value, old: &Value) {
     if new["spec"]["type"] == "ExternalName" || old["spec"]["type"] == "ExternalName" {
         return;
+    }
+    for field in ["ipFamilies", "ipFamilyPolicy"] {
+        if let Some(value) = old["spec"].get(field) {
+            set_default(new, &["spec", field], value.clone());
+        }
     }
     if text(&new["spec"]["clusterIP"]).is_empty() {
         for field in ["clusterIP", "clusterIPs"] {
@@ -127,7 +136,7 @@ fn validate_service(service: &Value, errors: &mut Vec<FieldError>) {
     } else if ports.is_empty() && spec["clusterIP"] != "None" {
         errors.push(FieldError::required(&path.child("ports"), ""));
     }
-    let mut names = BTreeSet::new();
+    let (mut names, mut numbers) = (BTreeSet::new(), BTreeSet::new());
     for (i, port) in ports.iter().enumerate() {
         let path = path.child("ports").index(i);
         let name = text(&port["name"]);
@@ -138,6 +147,14 @@ fn validate_service(service: &Value, errors: &mut Vec<FieldError>) {
         }
         if port["port"].is_null() {
             errors.push(FieldError::required(&path.child("port"), ""));
+        }
+        if !numbers.insert((text(&port["protocol"]), port["port"].as_i64())) {
+            // As Kubernetes cites it: the fields of Go's type that make it a duplicate.
+            let port = json!({
+                "Name": "", "Protocol": port["protocol"], "AppProtocol": null, "Port": port["port"],
+                "TargetPort": 0, "NodePort": 0,
+            });
+            errors.push(FieldError::duplicate(&path, port));
         }
         validate_port(&port["port"], &path.child("port"), errors);
         validate_port(&port["targetPort"], &path.child("targetPort"), errors);

@@ -160,7 +160,7 @@ pub(crate) fn is_dry_run<'a>(values: impl Iterator<Item = &'a str>) -> Result<bo
         if value != DRY_RUN_ALL {
             return Err(Status::invalid(
                 ResourceName { group: "meta.k8s.io", resource: "CreateOptions", name: "" },
-                &[FieldError::not_supported(&FieldPath::new("dryRun"), value, [DRY_RUN_ALL])],
+                &[FieldError::not_supported(&FieldPath::new("dryRun"), json!([value]), [DRY_RUN_ALL])],
             ));
         }
         dry = true;

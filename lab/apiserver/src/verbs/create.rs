@@ -37,6 +37,16 @@ pub(crate) async fn create_object(
     }
     meta::check_namespace(call, &mut object)?;
     let (clock, ids) = (&call.server.options.clock, &call.server.options.ids);
+    if let Owners::Applied(_) = &owners {
+        // What is applied by its UID must be there.
+        let uid = text(&object["metadata"]["uid"]);
+        if !uid.is_empty() {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(call.resource.conflict(&call.path.name, &why));
+        }
+    }
     meta::prepare_new(&mut object, clock, ids)?;
     let resource = &call.resource;
     let errors = fields::check(call, &mut object, duplicates)?;
@@ -52,7 +62,7 @@ pub(crate) async fn create_object(
         Owners::Applied(managed) => managed,
     };
     (resource.hooks.prepare)(&mut object);
-    if resource.custom.is_some() || has_generation(&object) {
+    if resource.custom.is_some() || has_generation(&resource.kind, &object) {
         map_at(&mut object, &["metadata"]).insert("generation".into(), 1.into());
     }
     for _ in 0..NAME_DRAWS {
@@ -85,7 +95,20 @@ fn dry_run(call: &Call, name: &str, object: Value, managed: ManagedFields) -> Re
     }
 }
 
+/// Kinds with a desired state whose generations Kubernetes does not count.
+const UNCOUNTED: &[&str] = &[
+    "CertificateSigningRequest",
+    "Lease",
+    "LimitRange",
+    "Namespace",
+    "Node",
+    "PersistentVolume",
+    "PersistentVolumeClaim",
+    "ResourceQuota",
+    "Service",
+];
+
 /// Kubernetes counts generations where there is a desired state to count.
-fn has_generation(object: &Value) -> bool {
-    object.get("spec").is_some() || object.get("webhooks").is_some()
+fn has_generation(kind: &str, object: &Value) -> bool {
+    (object.get("spec").is_some() && !UNCOUNTED.contains(&kind)) || object.get("webhooks").is_some()
 }

@@ -72,6 +72,17 @@ impl DeleteOptions {
             })?),
             None => body["gracePeriodSeconds"].as_i64(),
         };
+        if body["orphanDependents"].is_boolean() && body["propagationPolicy"].is_string() {
+            let rule = "orphanDependents and deletionPropagation cannot be both set";
+            return Err(Status::invalid(
+                ResourceName { group: "meta.k8s.io", resource: "DeleteOptions", name: "" },
+                &[FieldError::invalid(
+                    &FieldPath::new("propagationPolicy"),
+                    body["propagationPolicy"].clone(),
+                    rule,
+                )],
+            ));
+        }
         let orphan = body["orphanDependents"].as_bool().map(|o| if o { "Orphan" } else { "Background" });
         let propagation = call
             .query
@@ -87,7 +98,7 @@ impl DeleteOptions {
                     &[FieldError::not_supported(
                         &FieldPath::new("propagationPolicy"),
                         other,
-                        ["Foreground", "Background", "Orphan"],
+                        ["Foreground", "Background", "Orphan", "nil"],
                     )],
                 )),
             })
@@ -195,10 +206,16 @@ pub(super) fn check_preconditions(
     options: &DeleteOptions,
 ) -> Result<(), Status> {
     let check = |what: &str, wanted: &Option<String>, actual: &str| match wanted {
-        Some(wanted) if wanted != actual => Err(call.resource.conflict(
-            name,
+        // Kubernetes names the kind here, not the resource.
+        Some(wanted) if wanted != actual => Err(Status::conflict(
+            ResourceName { resource: &call.resource.kind, ..call.resource.named(name) },
             &format!(
-                "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {actual}"
+                "the {what} in the precondition ({wanted}) does not match the {what} in record ({actual}). {}",
+                if what == "UID" {
+                    "The object might have been deleted and then recreated"
+                } else {
+                    "The object might have been modified"
+                }
             ),
         )),
         _ => Ok(()),

@@ -26,7 +26,7 @@ impl FieldValidation {
                 &[FieldError::not_supported(
                     &FieldPath::new("fieldValidation"),
                     other,
-                    ["Ignore", "Strict", "Warn"],
+                    ["", "Ignore", "Strict", "Warn"],
                 )],
             )),
         }

@@ -25,13 +25,28 @@ pub(crate) enum Transition {
 impl Filter {
     pub(crate) fn of(call: &Call) -> Result<Self, Status> {
         let parse = |name: &str| call.query.get(name).unwrap_or_default();
-        let labels = parse("labelSelector").parse().map_err(|e: Error| Status::bad_request(e.to_string()))?;
-        let fields: FieldSelector =
-            parse("fieldSelector").parse().map_err(|e: Error| Status::bad_request(e.to_string()))?;
+        let refuse = |error: Error| {
+            Status::bad_request(match error {
+                Error::LabelSelector { reason, .. } => reason,
+                Error::FieldSelector { input, term } => {
+                    format!("invalid selector: '{input}'; can't understand '{term}'")
+                }
+                other => other.to_string(),
+            })
+        };
+        let labels = parse("labelSelector").parse().map_err(refuse)?;
+        let fields: FieldSelector = parse("fieldSelector").parse().map_err(refuse)?;
         for requirement in fields.requirements() {
             let field = requirement.field.as_str();
             if !matches!(field, "metadata.name" | "metadata.namespace") && !call.resource.selects_by(field) {
-                return Err(Status::bad_request(format!("field label not supported: {field}")));
+                let is_plain = call.resource.selectable.is_empty();
+                return Err(Status::bad_request(if is_plain {
+                    format!(
+                        "{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+                    )
+                } else {
+                    format!("field label not supported: {field}")
+                }));
             }
         }
         Ok(Self { labels, fields })

@@ -2,6 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use gantry_apimachinery::{FieldError, FieldPath, ResourceName};
 use http::Response;
 use serde_json::{Value, json};
 
@@ -43,7 +44,11 @@ pub(crate) fn list(call: &Call) -> Result<Response<Body>, Status> {
         Some(text) => match text.parse::<usize>() {
             Ok(0) => usize::MAX,
             Ok(limit) => limit,
-            Err(_) => return Err(Status::bad_request(format!("invalid limit: {text:?}"))),
+            Err(_) => {
+                return Err(Status::bad_request(format!(
+                    "strconv.ParseInt: parsing {text:?}: invalid syntax"
+                )));
+            }
         },
     };
     let start = call.query.get("continue").map(Continue::decode).transpose()?;
@@ -90,11 +95,18 @@ fn wanted_revision(call: &Call, start: Option<&Continue>) -> Result<Option<u64>,
         None | Some("NotOlderThan") => false,
         Some("Exact") => true,
         Some(other) => {
-            return Err(Status::bad_request(format!(
-                "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \"NotOlderThan\""
+            let path = FieldPath::new("resourceVersionMatch");
+            return Err(invalid_options(FieldError::not_supported(
+                &path,
+                other,
+                ["Exact", "NotOlderThan", ""],
             )));
         }
     };
+    if given.is_none() && call.query.get("resourceVersionMatch").is_some() && start.is_none() {
+        let rule = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+        return Err(invalid_options(FieldError::forbidden(&FieldPath::new("resourceVersionMatch"), rule)));
+    }
     let parsed = given.map(|text| text.parse::<u64>().map_err(|_| invalid_revision(text))).transpose()?;
     if let Some(start) = start {
         if parsed.is_some_and(|revision| revision > 0) {
@@ -107,9 +119,6 @@ fn wanted_revision(call: &Call, start: Option<&Continue>) -> Result<Option<u64>,
     match parsed {
         Some(revision) if exact => Ok(Some(revision)),
         Some(revision) if revision > call.server.store.revision() => Ok(Some(revision)),
-        _ if exact => {
-            Err(Status::bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided"))
-        }
         _ => Ok(None),
     }
 }
@@ -137,5 +146,14 @@ pub(super) fn too_large_revision(wanted: u64, current: u64) -> Status {
 }
 
 pub(super) fn invalid_revision(text: &str) -> Status {
-    Status::bad_request(format!("Invalid value: {text:?}: resourceVersion must be a number"))
+    Status::bad_request(format!("invalid resource version: {}", unreadable_revision(text)))
+}
+
+pub(super) fn unreadable_revision(text: &str) -> String {
+    format!("resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax")
+}
+
+/// 422: options of a list or watch that contradict each other.
+pub(super) fn invalid_options(error: FieldError) -> Status {
+    Status::invalid(ResourceName { group: "meta.k8s.io", resource: "ListOptions", name: "" }, &[error])
 }

@@ -75,7 +75,9 @@ pub(crate) fn check_namespace(call: &Call, object: &mut Value) -> Result<(), Sta
 pub(crate) fn prepare_new(object: &mut Value, clock: &SharedClock, ids: &SharedIds) -> Result<(), Status> {
     let metadata = map_at(object, &["metadata"]);
     if metadata.get("resourceVersion").is_some_and(|v| !text(v).is_empty()) {
-        return Err(Status::bad_request("resourceVersion should not be set on objects to be created"));
+        return Err(Status::unclassified(
+            "resourceVersion should not be set on objects to be created".to_owned(),
+        ));
     }
     for field in SYSTEM_FIELDS {
         metadata.remove(*field);

@@ -62,10 +62,7 @@ pub(crate) fn check_options(call: &Call, options: &str, is_apply: bool) -> Resul
                 errors.push(FieldError::too_long(&path, LONGEST_MANAGER));
             }
             if let Some((index, char)) = manager.char_indices().find(|(_, char)| char.is_control()) {
-                let rule = format!(
-                    "invalid character U+{:04X} {char:?} (at position {index}), should only contain printable characters",
-                    u32::from(char)
-                );
+                let rule = format!("invalid character U+{:04X} (at position {index})", u32::from(char));
                 errors.push(FieldError::invalid(&path, manager, rule));
             }
         }
@@ -196,7 +193,8 @@ pub(crate) fn after(call: &Call, base: &ManagedFields, old: Option<&Value>, new:
 }
 
 fn writer<'a>(call: &'a Call, manager: &'a str, api_version: &'a str) -> Writer<'a> {
-    let now = call.server.options.clock.now();
+    // A Scale shows no times, and so the times of its owners are lost, as in Kubernetes.
+    let now = (call.path.subresource != "scale").then(|| call.server.options.clock.now());
     Writer { manager, api_version, subresource: &call.path.subresource, now }
 }
 
@@ -219,7 +217,16 @@ pub(crate) fn apply(
             go_kind(&config["apiVersion"], &config["kind"]),
             error.message()
         ))),
-        Err(ApplyError::Conflicts(conflicts)) => {
+        Err(ApplyError::Conflicts(mut conflicts)) => {
+            if call.path.subresource == "scale" {
+                // Whoever applies a Scale is told of owners in terms of Scales.
+                let own = format!(" using {api_version}");
+                for conflict in &mut conflicts {
+                    if let Some(owner) = conflict.owner.strip_suffix(&own) {
+                        conflict.owner = format!("{owner} using autoscaling/v1");
+                    }
+                }
+            }
             let causes = conflicts.iter().map(gantry_apimachinery::Conflict::to_cause).collect();
             Err(Status::apply_conflict(causes, ApplyError::Conflicts(conflicts).message()))
         }

@@ -122,9 +122,14 @@ fn scale_of(paths: &ScalePaths, object: &Value) -> Result<Value, Status> {
     }
     let mut scale = json!({
         "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata,
-        "spec": {"replicas": number(&paths.spec_replicas)},
+        "spec": {},
         "status": {"replicas": number(&paths.status_replicas)},
     });
+    // Go leaves out what is zero.
+    match number(&paths.spec_replicas) {
+        0 => {}
+        replicas => scale["spec"]["replicas"] = replicas.into(),
+    }
     if let Some(path) = &paths.selector {
         let selector = match crate::json::at(object, &split(path)) {
             Value::Null => String::new(),

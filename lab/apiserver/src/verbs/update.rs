@@ -137,8 +137,8 @@ fn check_identity(call: &Call, new: &mut Value, old: &Object) -> Result<(), Stat
     let revision = metadata.get("resourceVersion").map_or("", text);
     if revision.is_empty() {
         if resource.custom.is_some() && call.path.subresource.is_empty() {
-            return Err(resource.invalid(
-                name,
+            return Err(Status::invalid(
+                resource.named(name),
                 &[FieldError::invalid(
                     &FieldPath::new("metadata.resourceVersion"),
                     0,

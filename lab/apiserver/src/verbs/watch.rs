@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream;
+use gantry_apimachinery::{FieldError, FieldPath};
 use http::Response;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep_until};
 
 use super::filter::{Filter, Transition};
-use super::list::{invalid_revision, too_large_revision};
+use super::list::{invalid_options, too_large_revision, unreadable_revision};
 use super::view::View;
 use crate::Status;
 use crate::http::{Body, Call, Shape, full, response, stream as stream_body};
@@ -49,7 +50,7 @@ pub(crate) fn watch(call: Call) -> Result<Response<Body>, Status> {
     };
     let from = match call.query.get("resourceVersion") {
         None => 0,
-        Some(text) => text.parse::<u64>().map_err(|_| invalid_revision(text))?,
+        Some(text) => text.parse::<u64>().map_err(|_| Status::unclassified(unreadable_revision(text)))?,
     };
     let initial = match call.query.get("sendInitialEvents") {
         None => from == 0,
@@ -57,9 +58,8 @@ pub(crate) fn watch(call: Call) -> Result<Response<Body>, Status> {
     };
     let streaming_list = initial && call.query.get("sendInitialEvents").is_some();
     if streaming_list && call.query.get("resourceVersionMatch") != Some("NotOlderThan") {
-        return Err(Status::bad_request(
-            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-        ));
+        let rule = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+        return Err(invalid_options(FieldError::forbidden(&FieldPath::new("resourceVersionMatch"), rule)));
     }
     let store = &call.server.store;
     let mut first = BytesMut::new();

@@ -57,7 +57,7 @@ impl Kind {
             manager,
             api_version: VERSION,
             subresource: "",
-            now: Timestamp::from_second(1_000_000_000 + second).unwrap(),
+            now: Some(Timestamp::from_second(1_000_000_000 + second).unwrap()),
         }
     }
 
