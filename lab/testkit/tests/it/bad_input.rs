@@ -187,7 +187,7 @@ fn cases() -> Vec<Case> {
             .really(409, "would cut it off too, and has the pod of the line above"),
         Case::post("a precondition of another type", &format!("{PODS}/good"), r#"{"preconditions":{"uid":5}}"#, 400, &["preconditions.uid"]).method("DELETE"),
         Case::post("an unknown dry run of a deletion", &format!("{PODS}/good"), r#"{"dryRun":["Some"]}"#, 422, &["dryRun", "Some"]).method("DELETE"),
-        Case::post("an eviction of another pod", &format!("{PODS}/good/eviction"), r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"good"},"deleteOptions":{"preconditions":{"uid":"1"}}}"#, 409, &["Precondition failed"]),
+        Case::post("an eviction of another pod", &format!("{PODS}/good/eviction"), r#"{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"good"},"deleteOptions":{"preconditions":{"uid":"1"}}}"#, 409, &["the UID in the precondition (1) does not match the UID in record"]),
         Case::post("an empty quantity", PODS, gpu(json!("")), 400, &[]),
         Case::post("a request without a limit", PODS, pod_with(json!({"requests": {"nvidia.com/gpu": 1}})).to_string(), 422, &[
             "spec.containers[0].resources.limits", "Limit must be set for non overcommitable resources",
@@ -245,11 +245,11 @@ fn cases() -> Vec<Case> {
             .method("PATCH").typed("application/merge-patch+json"),
         Case::post("a revision that is none", &format!("{PODS}/good"), r#"{"metadata":{"resourceVersion":"x"}}"#, 409, &[])
             .method("PATCH").typed("application/merge-patch+json").really(500, "takes a bad request for its own fault"),
-        Case::post("another UID", &format!("{PODS}/good"), r#"{"preconditions":{"uid":"11111111-1111-1111-1111-111111111111"}}"#, 409, &["Precondition failed"])
+        Case::post("another UID", &format!("{PODS}/good"), r#"{"preconditions":{"uid":"11111111-1111-1111-1111-111111111111"}}"#, 409, &["does not match the UID in record"])
             .method("DELETE"),
         Case::post("a binding to nowhere", &format!("{PODS}/good/binding"), r#"{"apiVersion":"v1","kind":"Binding","metadata":{"name":"good"}}"#, 422, &["target"])
             .really(500, "takes a bad request for its own fault"),
-        Case::post("a selector that is none", &format!("{PODS}?labelSelector=a%20in%20("), "", 400, &["a in ("])
+        Case::post("a selector that is none", &format!("{PODS}?labelSelector=a%20in%20("), "", 400, &["unable to parse requirement"])
             .method("GET"),
         Case::post("a field that cannot be selected by", &format!("{PODS}?fieldSelector=spec.x=1"), "", 400, &["spec.x"])
             .method("GET"),
