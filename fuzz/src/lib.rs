@@ -204,6 +204,10 @@ targets! {
         b"{\"version\":1,\"node\":\"node-1\",\"inventory\":{\"gpus\":[{\"id\":\"GPU-a\",\"index\":0,\"minor\":0,\"product\":\"A100\",\"memoryMiB\":81920,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"},{\"id\":\"GPU-b\",\"index\":1,\"minor\":1,\"product\":\"A100\",\"memoryMiB\":1,\"pciBusId\":\"\",\"computeCapability\":\"8.0\",\"health\":\"Healthy\"}],\"links\":[{\"kind\":\"NV4\",\"gbPerSecond\":100,\"pairs\":[\"0-1\"]}]}}\n{\"slots\":[\"GPU-b\",\"GPU-a\"],\"pods\":[{\"namespace\":\"d\",\"name\":\"p\",\"uid\":\"u\",\"containers\":{\"c\":{\"devices\":[\"slot-0\"],\"gpus\":[\"GPU-b\"]}}}]}\n",
         b"00000000 {\"version\":1}\n00000000 {}\n",
     ];
+    fake_nvml_config: lab::fake_nvml_config, [
+        b"model: h100\ncount: 8\nnode: n1\nseed: 3\nvisible: device-nodes\ndev: /dev\nstate: /run/s.json\nmissing: [nvmlDeviceGetName]\nmig_needs_reset: true\n",
+        b"version: \"1.0\"\nsystem: {driver_version: 550.163.01, cuda_version: \"12.4\"}\ndevice_defaults:\n  name: Tesla T4\n  pci: {device_id: 0x1EB810DE}\n  fan: {speed_percent: \"N/A\"}\ndevices:\n- {index: 1, uuid: GPU-12345678-1234-1234-1234-123456780001, pci: {bus_id: \"0000:0F:00.0\"}, minor_number: 1}\n- {index: 0, minor_number: 0, numa_node: -1}\n",
+    ];
     pci_config: gantry_gpu::fuzzing::pci_config, [b"\xde\x10\0\0\0\0\x10\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0@\0\0\0\0\0\0\0\0\0\0\0\x09\0\x1bVF\0\x16460.16\0\0\0\0r460_00\0\0\0"];
     shim_command_line: gantry_oci_shim::fuzzing::command_line, [
         b"--root\0/r\0--log=/l\0--systemd-cgroup\0create\0--bundle\0/b\0c1", b"--log-format\0json\0run\0-b/b\0--\0c1", b"delete\0--force\0create",

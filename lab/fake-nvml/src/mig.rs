@@ -49,40 +49,18 @@ pub(crate) fn by_id(board: &Profile, id: u32) -> Option<&'static MigProfile> {
     board.mig.iter().find(|row| row.id == id)
 }
 
-/// Compute slices of a board.
-pub(crate) fn slices(board: &Profile) -> u8 {
-    board.mig.iter().map(|row| row.compute_slices).max().unwrap_or(0)
-}
-
-/// Memory slices of a board.
-fn memory_slices(board: &Profile) -> u8 {
-    board.mig.iter().flat_map(|row| row.placements).map(|place| place.start + place.size).max().unwrap_or(0)
-}
-
 /// The most MIG devices of a card.
 pub(crate) fn max_devices(board: &Profile) -> u32 {
-    u32::from(slices(board))
-}
-
-/// The id of the instance at a placement: the whole board is 0, its halves 1 and 2, their halves 3 to 6, and so on.
-fn instance_id(board: &Profile, place: MigPlacement) -> u32 {
-    let parts = memory_slices(board) / place.size.max(1);
-    u32::from(parts - 1 + place.start / place.size.max(1))
+    u32::from(board.mig_slices())
 }
 
 /// Whether an instance of `profile` at `place` fits beside `others`.
 fn fits(board: &Profile, others: &[GpuInstance], profile: &MigProfile, place: MigPlacement) -> bool {
-    let known = |other: &GpuInstance| by_id(board, other.profile);
-    let taken: u8 = others.iter().filter_map(known).map(|row| row.compute_slices).sum();
-    let same = others.iter().filter(|other| other.profile == profile.id).count();
-    // There is one set of media engines for the instances with `+me`.
-    let media = |row: &MigProfile| row.name.ends_with("+me");
-    taken + profile.compute_slices <= slices(board)
-        && same < usize::from(profile.max_instances)
-        && !(media(profile) && others.iter().filter_map(known).any(media))
-        && others
-            .iter()
-            .all(|other| other.start + other.size <= place.start || place.start + place.size <= other.start)
+    let known = |other: &GpuInstance| {
+        Some((by_id(board, other.profile)?, MigPlacement { start: other.start, size: other.size }))
+    };
+    let others: Vec<_> = others.iter().filter_map(known).collect();
+    board.mig_fits(&others, profile, place)
 }
 
 /// How many more instances of a profile there is room for.
@@ -100,7 +78,7 @@ pub(crate) fn remaining(board: &Profile, others: &[GpuInstance], profile: &MigPr
 
 fn instance(board: &Profile, profile: &MigProfile, place: MigPlacement) -> GpuInstance {
     GpuInstance {
-        id: instance_id(board, place),
+        id: board.mig_instance_id(place),
         profile: profile.id,
         start: place.start,
         size: place.size,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{env, fs};
 
-use gantry_gpu::{Profile, Readings, sim_gpu_id};
+use gantry_gpu::{Profile, Readings, sim_partition_id};
 
 use crate::config::Device;
 use crate::{CardState, Config, Error, Process, State, Store, Visible, install};
@@ -102,26 +102,34 @@ pub struct Card {
 impl Node {
     /// The node as it is now; `before` is returned again if nothing has changed.
     pub fn load(paths: &Paths, before: Option<&Arc<Self>>) -> Result<Arc<Self>, Error> {
-        let mut text = match &paths.config {
-            Some(path) => {
+        let fixed = env::var_os("FAKE_NVML_STATE").filter(|path| !path.is_empty()).map(PathBuf::from);
+        // Configuration and state come in one file, unless there is a file for the configuration alone.
+        let carrier = paths.carrier.as_ref().filter(|_| paths.config.is_none()).map(Store::new);
+        let carried = carrier.as_ref().map(Store::text).transpose()?;
+        let unchanged = |node: &&Arc<Self>| {
+            let same = carrier.as_ref() == Some(&node.store) && carried.as_ref() == Some(&node.sources.state);
+            same && fixed.is_none() && node.sources.paths == *paths
+        };
+        if let Some(node) = before.filter(unchanged) {
+            return Ok(Arc::clone(node));
+        }
+        let text = match (&paths.config, &carrier, &carried) {
+            (Some(path), ..) => {
                 fs::read(path).map_err(|source| Error::Io { action: "read", path: path.clone(), source })?
             }
-            None => Vec::new(),
+            (None, Some(store), Some(bytes)) => store.parse(bytes)?.config.unwrap_or_default().into_bytes(),
+            _ => Vec::new(),
         };
-        let known = before.filter(|node| node.sources.paths == *paths && node.sources.config == text);
-        let fixed = env::var_os("FAKE_NVML_STATE").filter(|path| !path.is_empty()).map(PathBuf::from);
-        if paths.config.is_none() {
-            // Configuration and state come in one file.
-            let carrier = Store::new(paths.carrier.clone().unwrap_or_default());
-            text = carrier.read()?.config.unwrap_or_default().into_bytes();
-        }
-        let config = match known.filter(|_| paths.config.is_some()) {
+        let config = match before.filter(|node| node.sources.config == text) {
             Some(node) => node.config.clone(),
             None => Config::parse(&String::from_utf8_lossy(&text))?,
         };
         let path = fixed.or_else(|| config.state.clone()).or_else(|| paths.carrier.clone());
         let store = Store::new(path.unwrap_or_else(|| PathBuf::from(STATE)));
-        let state_text = store.text()?;
+        let state_text = match carried {
+            Some(text) if carrier.as_ref() == Some(&store) => text,
+            _ => store.text()?,
+        };
         let sources = Sources { paths: paths.clone(), config: text, state: state_text };
         if let Some(node) = before.filter(|node| node.sources == sources && node.store == store) {
             return Ok(Arc::clone(node));
@@ -180,8 +188,7 @@ impl Card {
 
     /// The UUID of a MIG device: always the same for the same instances.
     pub fn mig_uuid(&self, gpu_instance: u32, compute_instance: u32) -> String {
-        let id = sim_gpu_id(self.uuid(), u64::from(gpu_instance), compute_instance).to_string();
-        id.replacen("GPU-", "MIG-", 1)
+        sim_partition_id(self.uuid(), gpu_instance, compute_instance).to_string()
     }
 
     /// The product's name.

@@ -38,4 +38,4 @@ pub use mig::{MigEngines, MigPlacement, MigProfile};
 pub use nvml::{MigChange, MigOffer, NvmlGpus, NvmlOptions};
 pub use pci::{PCI_DEVICES, pci_class, vgpu};
 pub use profile::{Fabric, PROFILES, Power, Profile, Readings};
-pub use sim::{Load, SimGpus, sim_gpu_id};
+pub use sim::{Load, SimGpus, sim_gpu_id, sim_partition_id};

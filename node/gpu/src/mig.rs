@@ -1,6 +1,8 @@
 //! What MIG can cut from a GPU: one table for each board, as `nvidia-smi mig -lgip` and `-lgipp` list it.
 //! Engines are those that NVIDIA's MIG user guide lists for the board.
 
+use crate::Profile;
+
 /// Where an instance may lie: memory slices `start .. start + size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MigPlacement {
@@ -44,6 +46,41 @@ pub struct MigProfile {
     pub placements: &'static [MigPlacement],
     /// The most instances of this profile on one GPU.
     pub max_instances: u8,
+}
+
+impl Profile {
+    /// Compute slices of the board; 0 where it has no MIG.
+    pub fn mig_slices(&self) -> u8 {
+        self.mig.iter().map(|row| row.compute_slices).max().unwrap_or(0)
+    }
+
+    /// The id of the GPU instance at a placement, as the driver numbers them: the whole board is 0, its halves 1 and 2, their
+    /// halves 3 to 6, and so on.
+    pub fn mig_instance_id(&self, place: MigPlacement) -> u32 {
+        let all = self.mig.iter().flat_map(|row| row.placements).map(|place| place.start + place.size).max();
+        let size = place.size.max(1);
+        u32::from((all.unwrap_or(0) / size).saturating_sub(1) + place.start / size)
+    }
+
+    /// Whether an instance of `wanted` at `place` fits beside `others`: compute slices are left, memory slices are free, there are
+    /// not too many of its profile, and the one set of media engines of the profiles with `+me` is not taken.
+    pub fn mig_fits(
+        &self,
+        others: &[(&MigProfile, MigPlacement)],
+        wanted: &MigProfile,
+        place: MigPlacement,
+    ) -> bool {
+        let taken: u8 = others.iter().map(|(row, _)| row.compute_slices).sum();
+        let same = others.iter().filter(|(row, _)| row.id == wanted.id).count();
+        let media = |row: &MigProfile| row.name.ends_with("+me");
+        wanted.placements.contains(&place)
+            && taken + wanted.compute_slices <= self.mig_slices()
+            && same < usize::from(wanted.max_instances)
+            && !(media(wanted) && others.iter().any(|(row, _)| media(row)))
+            && others.iter().all(|(_, other)| {
+                other.start + other.size <= place.start || place.start + place.size <= other.start
+            })
+    }
 }
 
 const fn at(start: u8, size: u8) -> MigPlacement {

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_kit::{fnv1a_64, uuid_v4};
-use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Topology};
+use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Partition, PartitionAttributes, Topology};
 
 use crate::backend::fault_message;
 use crate::{
     DriverInfo, Error, EventKind, EventSink, Fabric, FabricInfo, FabricState, FailedGpu, GpuBackend,
-    GpuDetails, GpuProcess, GpuSample, HealthEvent, Inventory, Profile, RecoveryAction, Subscribers,
-    Subscription, is_application_xid,
+    GpuDetails, GpuProcess, GpuSample, HealthEvent, Inventory, MigPlacement, MigProfile, Profile,
+    RecoveryAction, Subscribers, Subscription, is_application_xid,
 };
 
 /// The most GPUs on one node that NVIDIA's own machines have.
@@ -153,6 +153,53 @@ impl SimGpus {
         }
     }
 
+    /// Partitions a card, by profile and first memory slice; `None` turns MIG mode off. What it was before is gone. The card must
+    /// answer, and nothing may run on it.
+    pub fn set_mig(&self, index: usize, layout: Option<&[(&str, u8)]>) -> Result<(), Error> {
+        let mut cards = self.cards();
+        let count = cards.len();
+        let card = cards.get_mut(index).ok_or(Error::NoSuchIndex { index, count })?;
+        let id = card.gpu.id.clone();
+        if card.is_lost() {
+            return Err(Error::Lost(id));
+        }
+        if !card.load.is_empty() {
+            return Err(Error::InUse(id));
+        }
+        if !card.gpu.mig_capable {
+            return Err(Error::NoMig(id));
+        }
+        let mut taken: Vec<(&MigProfile, MigPlacement)> = Vec::new();
+        for &(name, start) in layout.unwrap_or_default() {
+            let row =
+                self.profile.mig.iter().find(|row| row.name == name).ok_or_else(|| Error::NoMigProfile {
+                    gpu: id.clone(),
+                    profile: name.chars().take(40).collect(),
+                    known: self.profile.mig.iter().map(|row| row.name).collect::<Vec<_>>().join(", "),
+                })?;
+            let place = row.placements.iter().find(|place| place.start == start).copied();
+            let place = place.ok_or_else(|| Error::NoMigPlacement {
+                profile: name.to_owned(),
+                start,
+                possible: row
+                    .placements
+                    .iter()
+                    .map(|place| place.start.to_string())
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            })?;
+            if !self.profile.mig_fits(&taken, row, place) {
+                return Err(Error::NoRoom { gpu: id, profile: name.to_owned(), start: Some(start) });
+            }
+            taken.push((row, place));
+        }
+        taken.sort_by_key(|(_, place)| self.profile.mig_instance_id(*place));
+        let partitions =
+            (0_u32..).zip(taken).map(|(index, (row, place))| partition(self.profile, &id, index, row, place));
+        card.gpu.partitions = layout.map(|_| partitions.collect());
+        Ok(())
+    }
+
     /// Lays out the simulated driver below `root`, as an installed one is laid out on Debian. Nodes with the same driver can share a root.
     pub fn install_driver(&self, root: &Path) -> io::Result<()> {
         gantry_driver::install_simulated(root, &self.profile.driver().driver_version)
@@ -224,6 +271,8 @@ fn details(profile: &Profile, card: &Card) -> GpuDetails {
     };
     // Cards before Hopper reach their switches without being registered.
     let registers = matches!(profile.fabric, Fabric::NvSwitch { .. }) && profile.compute_capability >= (9, 0);
+    // Cards before Ampere retire pages; those for games do neither.
+    let remaps_rows = !profile.product.contains("GeForce") && profile.compute_capability >= (8, 0);
     let tells_recovery = profile.driver().driver_version.as_str() >= "565";
     GpuDetails {
         pci_class: Some(profile.pci_class()),
@@ -238,7 +287,7 @@ fn details(profile: &Profile, card: &Card) -> GpuDetails {
         } else {
             RecoveryAction::Reset
         }),
-        row_remap_pending: (!profile.mig.is_empty()).then_some(fault == Some(FaultKind::RowRemapPending)),
+        row_remap_pending: remaps_rows.then_some(fault == Some(FaultKind::RowRemapPending)),
     }
 }
 
@@ -288,6 +337,39 @@ pub fn sim_gpu_id(node_name: &str, seed: u64, index: u32) -> GpuId {
     };
     let text = format!("GPU-{}", uuid_v4(half(1), half(2)));
     text.parse().expect("invariant: hexadecimal digits and hyphens are a GPU id")
+}
+
+/// The UUID of a partition of a simulated GPU: always the same for the same instances of the same GPU.
+pub fn sim_partition_id(gpu: &str, gpu_instance: u32, compute_instance: u32) -> GpuId {
+    let id = sim_gpu_id(gpu, u64::from(gpu_instance), compute_instance).to_string();
+    id.replacen("GPU-", "MIG-", 1).parse().expect("invariant: hexadecimal digits and hyphens are a GPU id")
+}
+
+/// The partition that one instance of `row` at `place` is.
+fn partition(profile: &Profile, gpu: &GpuId, index: u32, row: &MigProfile, place: MigPlacement) -> Partition {
+    let gpu_instance = profile.mig_instance_id(place);
+    let slices = u32::from(row.compute_slices);
+    Partition {
+        id: sim_partition_id(gpu.as_str(), gpu_instance, 0),
+        index,
+        profile: row.name.into(),
+        gpu_instance,
+        compute_instance: 0,
+        start: place.start.into(),
+        size: place.size.into(),
+        memory_mib: row.memory_mib,
+        attributes: PartitionAttributes {
+            multiprocessors: row.engines.multiprocessors,
+            gpu_instance_slices: slices,
+            compute_instance_slices: slices,
+            copy_engines: row.engines.copy,
+            decoders: row.engines.decoders,
+            encoders: 0,
+            jpeg_engines: row.engines.jpeg,
+            ofa_engines: row.engines.ofa,
+        },
+        health: Health::Healthy,
+    }
 }
 
 #[cfg(test)]
@@ -365,6 +447,43 @@ mod tests {
             [fault(FaultKind::Xid(31)), fault(FaultKind::Xid(79)), EventKind::Recovered]
         );
         assert_eq!(gpus.fault(1, FaultKind::Lost), Err(Error::NoSuchIndex { index: 1, count: 1 }));
+    }
+
+    #[test]
+    fn a_card_is_partitioned_as_its_table_allows() {
+        let gpus = node("a100-40", 2);
+        let id = gpus.inventory().unwrap().gpus[1].id.clone();
+        gpus.set_mig(1, Some(&[("1g.5gb", 6), ("3g.20gb", 0)])).unwrap();
+        let partitions = gpus.inventory().unwrap().gpus.remove(1).partitions.unwrap();
+        let seen: Vec<_> =
+            partitions.iter().map(|one| (&*one.profile, one.gpu_instance, one.index)).collect();
+        assert_eq!(seen, [("3g.20gb", 1, 0), ("1g.5gb", 13, 1)]);
+        for (layout, expected) in [
+            (
+                &[("9g.5gb", 0)][..],
+                Error::NoMigProfile {
+                    gpu: id.clone(),
+                    profile: "9g.5gb".into(),
+                    known: "1g.5gb, 1g.5gb+me, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb".into(),
+                },
+            ),
+            (
+                &[("2g.10gb", 1)],
+                Error::NoMigPlacement { profile: "2g.10gb".into(), start: 1, possible: "0, 2, 4".into() },
+            ),
+            (
+                &[("4g.20gb", 0), ("1g.5gb", 3)],
+                Error::NoRoom { gpu: id.clone(), profile: "1g.5gb".into(), start: Some(3) },
+            ),
+        ] {
+            assert_eq!(gpus.set_mig(1, Some(layout)), Err(expected));
+        }
+        gpus.set_mig(1, None).unwrap();
+        assert_eq!(gpus.inventory().unwrap().gpus[1].partitions, None);
+        gpus.set_load(&id, 1, load(1, 1)).unwrap();
+        assert_eq!(gpus.set_mig(1, Some(&[])), Err(Error::InUse(id)));
+        let card = node("t4", 1);
+        assert!(matches!(card.set_mig(0, Some(&[])), Err(Error::NoMig(_))));
     }
 
     #[test]

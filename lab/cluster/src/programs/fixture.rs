@@ -46,6 +46,7 @@ impl Hardware for EightCards {
             ecc: Some(true),
             mig: Some(false),
             lost: minor == 5,
+            ..GpuReading::default()
         })
     }
 

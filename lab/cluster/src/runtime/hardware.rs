@@ -47,8 +47,9 @@ impl NodeHardware {
             vbios: profile.vbios.to_owned(),
             compute_capability: gpu.compute_capability,
             ecc: data_centre.then_some(true),
-            mig: gpu.mig_capable.then_some(false),
+            mig: gpu.mig_capable.then_some(gpu.partitions.is_some()),
             lost: false,
+            ..GpuReading::default()
         })
     }
 }

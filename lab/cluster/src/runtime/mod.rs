@@ -14,8 +14,9 @@ mod view;
 
 pub(crate) use config::{Blueprint, config, inject};
 pub(crate) use driver::install as install_driver;
+pub use gantry_smi::{Driver, GpuReading};
 pub(crate) use hardware::NodeHardware;
 pub(crate) use logs::{Log, LogLine};
 pub(crate) use sandbox::{Record, Run, Sandbox, State, Termination};
 pub(crate) use view::normalize;
-pub use view::{ContainerView, Driver, File, GpuReading, Hardware};
+pub use view::{ContainerView, File, Hardware};

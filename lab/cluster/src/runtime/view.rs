@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use gantry_kit::SharedClock;
 use gantry_model::LinkKind;
+use gantry_smi::{Driver, GpuReading};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -24,70 +25,6 @@ pub trait Hardware: Debug + Send + Sync + 'static {
     fn gpu(&self, minor: u32) -> Option<GpuReading>;
     /// How two GPUs are connected, by minor number.
     fn link(&self, a: u32, b: u32) -> Option<LinkKind>;
-}
-
-/// Versions of a node's driver.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Driver {
-    /// Such as `550.54.15`.
-    pub version: String,
-    /// The newest CUDA that it serves, such as `12.4`.
-    pub cuda: String,
-}
-
-/// What the driver tells about one GPU at one moment.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct GpuReading {
-    /// The number in `/dev/nvidia<minor>`.
-    pub minor: u32,
-    /// NVML's UUID.
-    pub uuid: String,
-    /// NVML's product name.
-    pub name: String,
-    /// PCI address such as `00000000:07:00.0`.
-    pub bus_id: String,
-    /// The NUMA node, where the machine says so.
-    pub numa_node: Option<u32>,
-    /// Total memory in MiB.
-    pub memory_total_mib: u64,
-    /// Used memory in MiB.
-    pub memory_used_mib: u64,
-    /// Share of the last sample period in which a kernel ran, in percent.
-    pub utilization_gpu: u32,
-    /// Share of the last sample period in which memory was read or written, in percent.
-    pub utilization_memory: u32,
-    /// Core temperature in degrees Celsius.
-    pub temperature_c: u32,
-    /// Power draw in milliwatts.
-    pub power_draw_mw: u64,
-    /// Power limit in milliwatts.
-    pub power_limit_mw: u64,
-    /// Fan speed in percent; `None` for a passively cooled card.
-    pub fan: Option<u32>,
-    /// Performance state; 0 is the fastest, 8 and more are idle.
-    pub performance_state: u8,
-    /// Multiprocessor clock in MHz.
-    pub sm_clock_mhz: u32,
-    /// The highest multiprocessor clock in MHz.
-    pub sm_clock_max_mhz: u32,
-    /// Memory clock in MHz.
-    pub memory_clock_mhz: u32,
-    /// The highest memory clock in MHz.
-    pub memory_clock_max_mhz: u32,
-    /// The PCIe generation that card and slot can do.
-    pub pcie_generation_max: u32,
-    /// PCI device number and vendor number, as in `0x20B210DE`.
-    pub pci_device_id: u32,
-    /// Version of the video BIOS.
-    pub vbios: String,
-    /// CUDA compute capability, major and minor.
-    pub compute_capability: (u32, u32),
-    /// Whether the memory has ECC switched on; `None` where it has none.
-    pub ecc: Option<bool>,
-    /// Whether the card is in MIG mode; `None` where it cannot be.
-    pub mig: Option<bool>,
-    /// Whether the card still answers. A lost card makes `nvidia-smi` fail.
-    pub lost: bool,
 }
 
 /// One file of a container.

@@ -51,6 +51,25 @@ impl<T> Clone for Out<T> {
 }
 impl<T> Copy for Out<T> {}
 
+#[cfg(test)]
+impl<T> Out<T> {
+    /// A place as a C caller would name it.
+    pub(crate) fn to(value: &mut T) -> Self {
+        Self(value)
+    }
+
+    pub(crate) fn null() -> Self {
+        Self(std::ptr::null_mut())
+    }
+}
+
+impl<T> Out<T> {
+    /// The same place, seen as another type that the structure's version says it is.
+    pub(crate) fn cast<U>(self) -> Out<U> {
+        Out(self.0.cast())
+    }
+}
+
 impl<T: Copy> Out<T> {
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
@@ -99,11 +118,6 @@ impl<T: Copy> Out<T> {
     /// What follows this value in the caller's memory.
     pub(crate) fn after<U>(self) -> Out<U> {
         Out(self.0.wrapping_add(1).cast())
-    }
-
-    /// The same place, seen as another type that the structure's version says it is.
-    pub(crate) fn cast<U>(self) -> Out<U> {
-        Out(self.0.cast())
     }
 }
 

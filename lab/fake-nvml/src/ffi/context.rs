@@ -36,6 +36,14 @@ impl Library {
     }
 }
 
+#[cfg(test)]
+impl Library {
+    /// Says where the configuration is, instead of looking for it.
+    pub(crate) fn set_paths(&mut self, paths: Paths) {
+        self.paths = Some(paths);
+    }
+}
+
 static LIBRARY: Mutex<Library> = Mutex::new(Library {
     initialised: 0,
     paths: None,
@@ -78,14 +86,14 @@ fn own_file() -> Option<PathBuf> {
     })
 }
 
-/// The node as it is now, whether the library is initialised or not. Says on standard error why there is none, once per try
-/// of `nvmlInit`, because the codes cannot.
+/// The node as it is now, whether the library is initialised or not. Where its configuration is, is looked for once.
 pub(crate) fn load(library: &mut Library) -> std::result::Result<Arc<Node>, Error> {
     let paths = match &library.paths {
         Some(paths) => paths.clone(),
         None => Paths::find(own_file().as_deref())?,
     };
     let node = Node::load(&paths, library.node.as_ref())?;
+    library.paths = Some(paths);
     library.node = Some(Arc::clone(&node));
     Ok(node)
 }

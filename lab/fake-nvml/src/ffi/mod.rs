@@ -15,6 +15,8 @@ mod link;
 mod mig;
 mod mig_info;
 mod system;
+#[cfg(test)]
+mod tests;
 
 use abi::{Code, Out, Result, Text, fill};
 use context::{Context, Device};

@@ -8,7 +8,7 @@ use gantry_model::{Gpu, GpuId, Health};
 use super::host::{self, Address};
 use super::library::{Answer, Code, Handle, Nvml, optional};
 use super::{mig, topology};
-use crate::{GpuProcess, GpuSample};
+use crate::{FabricInfo, FabricState, GpuDetails, GpuProcess, GpuSample, RecoveryAction, pci_class};
 
 /// What does not change while the driver is loaded.
 #[derive(Debug, Clone)]
@@ -178,6 +178,35 @@ pub(super) fn sample(nvml: &Nvml, facts: &Facts) -> Result<GpuSample, Unreadable
                 memory_used_mib: bytes.map(|bytes| bytes >> 20),
             })
             .collect(),
+    })
+}
+
+/// NVML's numbers of how far a registration with a fabric is.
+const FABRIC_NOT_STARTED: u8 = 1;
+const FABRIC_IN_PROGRESS: u8 = 2;
+const FABRIC_COMPLETED: u8 = 3;
+
+/// What labels and health policy ask beyond the inventory.
+pub(super) fn details(nvml: &Nvml, facts: &Facts, devices: &Path) -> Result<GpuDetails, Unreadable> {
+    let handle = facts.handle;
+    let fabric = asked("nvmlDeviceGetGpuFabricInfo", optional(nvml.fabric(handle)))?;
+    let signals = signals(nvml, facts)?;
+    let rows = asked("nvmlDeviceGetRemappedRows", optional(nvml.remapped_rows(handle)))?;
+    let generation = asked("nvmlDeviceGetNvLinkVersion", optional(nvml.nvlink_version(handle, 0)))?;
+    Ok(GpuDetails {
+        pci_class: pci_class(devices, &facts.gpu.pci_bus_id),
+        nvlink_generation: generation,
+        fabric: fabric.and_then(|(state, status, cluster, clique)| {
+            let state = match state {
+                FABRIC_NOT_STARTED => FabricState::NotStarted,
+                FABRIC_IN_PROGRESS => FabricState::InProgress,
+                FABRIC_COMPLETED => FabricState::Completed { status },
+                _ => return None,
+            };
+            Some(FabricInfo { state, cluster, clique })
+        }),
+        recovery: signals.recovery_action.and_then(RecoveryAction::from_nvml),
+        row_remap_pending: rows.map(|[_, _, pending, _]| pending > 0),
     })
 }
 

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlDeviceAttributes_t, nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue_t,
-    nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t, nvmlProcessInfo_v2_t, nvmlReturn_t, nvmlUtilization_t,
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
+    nvmlProcessInfo_v2_t, nvmlReturn_t, nvmlUtilization_t,
 };
 
 use crate::Error;
@@ -246,6 +247,7 @@ impl Nvml {
         compute_instance_id: nvmlDeviceGetComputeInstanceId() -> c_uint;
         nvlink_state: nvmlDeviceGetNvLinkState(lane: c_uint) -> c_uint;
         nvlink_remote_kind: nvmlDeviceGetNvLinkRemoteDeviceType(lane: c_uint) -> c_uint;
+        nvlink_version: nvmlDeviceGetNvLinkVersion(lane: c_uint) -> c_uint;
         event_kinds: nvmlDeviceGetSupportedEventTypes() -> u64;
         ecc_errors: nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint) -> u64;
     }
@@ -381,6 +383,26 @@ impl Nvml {
             }
         }
         Err(Code::INSUFFICIENT_SIZE)
+    }
+
+    /// Registration with an NVLink fabric: state, status, cluster, clique.
+    pub(super) fn fabric(&self, device: Handle) -> Answer<(u8, u32, [u8; 16], u32)> {
+        let mut second = nvmlGpuFabricInfo_v2_t {
+            version: version::<nvmlGpuFabricInfo_v2_t>(2),
+            clusterUuid: [0; 16],
+            status: 0,
+            cliqueId: 0,
+            state: 0,
+            healthMask: 0,
+        };
+        // The function takes the third form by name, and each form by its version.
+        let place = (&raw mut second).cast();
+        if let Some(()) = optional(call!(self, nvmlDeviceGetGpuFabricInfoV(device.0, place)))? {
+            return Ok((second.state, second.status, second.clusterUuid, second.cliqueId));
+        }
+        let mut first = nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status: 0, cliqueId: 0, state: 0 };
+        call!(self, nvmlDeviceGetGpuFabricInfo(device.0, &raw mut first))?;
+        Ok((first.state, first.status, first.clusterUuid, first.cliqueId))
     }
 
     pub(super) fn event_set(&self) -> Answer<EventSet> {

@@ -35,8 +35,8 @@ pub use mig::{MigChange, MigOffer};
 use worker::{Deadline, NoAnswer, Worker};
 
 use crate::{
-    DriverInfo, Error, EventSink, FailedGpu, GpuBackend, GpuSample, HealthEvent, Inventory, MigPlacement,
-    Subscribers, Subscription,
+    DriverInfo, Error, EventSink, FailedGpu, GpuBackend, GpuDetails, GpuSample, HealthEvent, Inventory,
+    MigPlacement, Subscribers, Subscription, Vgpu,
 };
 
 /// Where the driver is, and how long its answers may take.
@@ -568,6 +568,18 @@ impl GpuBackend for NvmlGpus {
 
     fn machine(&self) -> Option<String> {
         host::machine(&self.inner.options.sysfs)
+    }
+
+    fn details(&self) -> Result<BTreeMap<GpuId, GpuDetails>, Error> {
+        let devices = self.inner.options.sysfs.join("bus/pci/devices");
+        let answers = self
+            .inner
+            .each(move |nvml, facts| Ok((facts.gpu.id.clone(), card::details(nvml, facts, &devices)?)));
+        Ok(answers.into_iter().filter_map(|(_, answer)| answer.ok()).collect())
+    }
+
+    fn vgpu(&self) -> Option<Vgpu> {
+        crate::vgpu(&self.inner.options.sysfs.join("bus/pci/devices"))
     }
 }
 

@@ -16,6 +16,13 @@ fn every_model_is_seen_as_the_table_has_it() {
         assert_eq!(found.gpus, expected.gpus, "{}", profile.name);
         assert_eq!(found.topology, expected.topology, "{}", profile.name);
         assert_eq!(found, expected);
+        let mut details = real.details().unwrap();
+        for found in details.values_mut() {
+            let linked = !matches!(profile.fabric, gantry_gpu::Fabric::Pcie);
+            assert_eq!(found.nvlink_generation.take().is_some(), linked, "{}", profile.name);
+        }
+        assert_eq!(details, simulated.details().unwrap(), "{}", profile.name);
+        assert_eq!(real.vgpu(), None);
         assert_eq!(real.sample().unwrap(), simulated.sample().unwrap(), "{}", profile.name);
     }
 }

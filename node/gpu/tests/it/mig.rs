@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use gantry_fake_nvml::{Fault, Process};
-use gantry_gpu::{EventKind, GpuBackend as _, MigChange, NvmlGpus, PROFILES, Profile};
+use gantry_gpu::{EventKind, GpuBackend as _, MigChange, NvmlGpus, PROFILES, Profile, SimGpus};
 use gantry_model::{FaultKind, GpuId, Health, Partition};
 
 use crate::node::{Events, Node, eventually, options};
@@ -71,6 +71,26 @@ fn a_card_is_partitioned_and_made_whole_again() {
     );
     assert_eq!(gpus.set_mig(&id, false), Ok(MigChange::Done));
     assert_eq!(partitions(&gpus, 1), None);
+}
+
+#[test]
+fn the_simulated_backend_shows_the_same_partitions() {
+    for (name, layout) in [
+        ("a100-40", &[("3g.20gb", 4), ("2g.10gb", 0), ("1g.5gb", 3)][..]),
+        ("a30", &[("2g.12gb+me", 0), ("1g.6gb", 2)]),
+        ("b200", &[("7g.180gb", 0)]),
+    ] {
+        let profile = Profile::named(name).unwrap();
+        let node = Node::new(&format!("model: {name}\ncount: 2\nnode: n1"));
+        let (real, simulated) = (node.open(), SimGpus::new(profile, 2, "n1", 0).unwrap());
+        let id = card(&real, 1);
+        real.set_mig(&id, true).unwrap();
+        for (profile, start) in layout {
+            real.create_partition(&id, profile, Some(*start)).unwrap();
+        }
+        simulated.set_mig(1, Some(layout)).unwrap();
+        assert_eq!(real.inventory().unwrap(), simulated.inventory().unwrap());
+    }
 }
 
 #[test]

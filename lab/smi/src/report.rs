@@ -6,12 +6,12 @@ use gantry_model::LinkKind;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::runtime::{Driver, GpuReading};
+use crate::{Driver, GpuReading};
 
 /// A GPU with its index in the container.
 type Indexed<'a> = (usize, &'a GpuReading);
 
-pub(super) const HELP: &str = "\
+pub(crate) const HELP: &str = "\
 NVIDIA System Management Interface (simulated by Gantry)
 
     nvidia-smi                      summary of the GPUs that this container sees
@@ -25,7 +25,7 @@ NVIDIA System Management Interface (simulated by Gantry)
     -l SECONDS, -lms MILLISECONDS   repeat
 ";
 
-pub(super) fn version(driver: &Driver) -> String {
+pub(crate) fn version(driver: &Driver) -> String {
     format!(
         "NVIDIA-SMI version  : {0}\nNVML version        : {1}\nDRIVER version      : {0}\nCUDA Version        : {2}\n",
         driver.version,
@@ -38,10 +38,13 @@ fn time(now: Timestamp) -> String {
     jiff::fmt::strtime::format("%a %b %e %H:%M:%S %Y", &now.to_zoned(TimeZone::UTC)).unwrap_or_default()
 }
 
-pub(super) fn list(gpus: &[Indexed<'_>]) -> String {
+pub(crate) fn list(gpus: &[Indexed<'_>]) -> String {
     let mut text = String::new();
     for (index, gpu) in gpus {
         let _ = writeln!(text, "GPU {index}: {} (UUID: {})", gpu.name, gpu.uuid);
+        for mig in &gpu.mig_devices {
+            let _ = writeln!(text, "  MIG {:<12}Device {:>2}: (UUID: {})", mig.profile, mig.index, mig.uuid);
+        }
     }
     text
 }
@@ -50,7 +53,7 @@ pub(super) fn list(gpus: &[Indexed<'_>]) -> String {
 const WIDTH: usize = 89;
 
 /// The table that `nvidia-smi` prints without arguments. Its widths are those of the 550 series.
-pub(super) fn summary(gpus: &[Indexed<'_>], driver: &Driver, now: Timestamp) -> String {
+pub(crate) fn summary(gpus: &[Indexed<'_>], driver: &Driver, now: Timestamp) -> String {
     let bar = |left: char, fill: &str, right: char| {
         format!("{left}{}+{}+{}{right}\n", fill.repeat(41), fill.repeat(24), fill.repeat(22))
     };
@@ -73,9 +76,9 @@ pub(super) fn summary(gpus: &[Indexed<'_>], driver: &Driver, now: Timestamp) -> 
     text += &bar('|', "=", '|');
     for (index, gpu) in gpus {
         let ecc = match gpu.ecc {
-            Some(true) => "0",
-            Some(false) => "Off",
-            None => "N/A",
+            Some(true) => gpu.ecc_errors.1.to_string(),
+            Some(false) => "Off".to_owned(),
+            None => "N/A".to_owned(),
         };
         let mig = match gpu.mig {
             Some(true) => "Enabled",
@@ -99,25 +102,72 @@ pub(super) fn summary(gpus: &[Indexed<'_>], driver: &Driver, now: Timestamp) -> 
                 format!("{limit}W")
             ),
             &format!("{:>8}MiB / {:>6}MiB", gpu.memory_used_mib, gpu.memory_total_mib),
-            &format!("{:>7}%      Default", gpu.utilization_gpu),
+            &match gpu.mig {
+                // A partitioned card tells no load of the whole.
+                Some(true) => format!("{:>8}      Default", "N/A"),
+                _ => format!("{:>7}%      Default", gpu.utilization_gpu),
+            },
         );
         text += &row("", "", &format!("{mig:>21}"));
         text += &bar('+', "-", '+');
     }
     let _ = writeln!(text, "{:WIDTH$}", "");
+    text += &mig_devices(gpus);
     text += &full('+', "-");
     let line = |content: &str| format!("|{content:<WIDTH$}|\n");
     text += &line(" Processes:");
     text += &line("  GPU   GI   CI        PID   Type   Process name                              GPU Memory");
     text += &line("        ID   ID                                                               Usage");
     text += &full('|', "=");
-    text += &line("  No running processes found");
+    let mut none = true;
+    for (index, gpu) in gpus {
+        for process in &gpu.processes {
+            none = false;
+            let instance = process.gpu_instance.map_or("N/A".to_owned(), |id| id.to_string());
+            let compute = process.gpu_instance.map_or("N/A", |_| "0");
+            text += &line(&format!(
+                "{index:>5}  {instance:>4} {compute:>4} {:>10} {:>6}   {:<37.37} {:>10}MiB ",
+                process.pid, "C", process.name, process.memory_mib
+            ));
+        }
+    }
+    if none {
+        text += &line("  No running processes found");
+    }
     text += &full('+', "-");
     text
 }
 
+/// The table of MIG devices; nothing where there are none.
+fn mig_devices(gpus: &[Indexed<'_>]) -> String {
+    const RULE: &str =
+        "+------------------+----------------------------------+-----------+-----------------------+\n";
+    if gpus.iter().all(|(_, gpu)| gpu.mig_devices.is_empty()) {
+        return String::new();
+    }
+    let mut text = format!("+{}+\n|{:<WIDTH$}|\n{RULE}", "-".repeat(WIDTH), " MIG devices:");
+    text += "| GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         |\n";
+    text += "|      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG |\n";
+    text += "|                  |                                  |        ECC|                       |\n";
+    text += "|==================+==================================+===========+=======================|\n";
+    for (index, gpu) in gpus {
+        for mig in &gpu.mig_devices {
+            let [sm, copy, encoders, decoders, ofa, jpeg] = mig.engines;
+            let memory = format!("{}MiB / {}MiB", mig.memory_used_mib, mig.memory_total_mib);
+            let _ = writeln!(
+                text,
+                "|{index:>3} {:>4} {:>3} {:>3}  |{memory:>31}   |{sm:>3}{:>7} |{copy:>3} {encoders:>3} {decoders:>4} {ofa:>4} {jpeg:>4} |",
+                mig.gpu_instance, mig.compute_instance, mig.index, gpu.ecc_errors.1
+            );
+            text += RULE;
+        }
+    }
+    let _ = writeln!(text, "{:WIDTH$}", "");
+    text
+}
+
 /// A short form of `nvidia-smi -q`.
-pub(super) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: Timestamp) -> String {
+pub(crate) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: Timestamp) -> String {
     let mut text = format!("\n==============NVSMI LOG==============\n\n{:<42}: {}\n", "Timestamp", time(now));
     let mut top = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<42}: {value}");
@@ -177,14 +227,19 @@ pub(super) fn full(gpus: &[Indexed<'_>], attached: usize, driver: &Driver, now: 
             entry(2, "SM", &format!("{sm} MHz"));
             entry(2, "Memory", &format!("{memory} MHz"));
         }
-        entry(1, "Processes", "None");
+        entry(1, "Processes", if gpu.processes.is_empty() { "None" } else { "" });
+        for process in &gpu.processes {
+            entry(2, "Process ID", &process.pid.to_string());
+            entry(3, "Name", &process.name);
+            entry(3, "Used GPU Memory", &format!("{} MiB", process.memory_mib));
+        }
     }
     text.push('\n');
     text
 }
 
 /// `nvidia-smi topo -m`.
-pub(super) fn topology(gpus: &[Indexed<'_>], link: impl Fn(u32, u32) -> Option<LinkKind>) -> String {
+pub(crate) fn topology(gpus: &[Indexed<'_>], link: impl Fn(u32, u32) -> Option<LinkKind>) -> String {
     let mut text = String::from("\t");
     for (index, _) in gpus {
         let _ = write!(text, "GPU{index}\t");

@@ -5,17 +5,17 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use crate::runtime::{Driver, GpuReading};
+use crate::{Driver, GpuReading};
 
 /// `--format=csv[,noheader][,nounits]`, in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Format {
+pub(crate) struct Format {
     noheader: bool,
     nounits: bool,
 }
 
 impl Format {
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut format = Self::default();
         let mut csv = false;
         for item in text.split(',').map(str::trim) {
@@ -35,17 +35,18 @@ impl Format {
 }
 
 /// What a value may need besides the GPU.
-pub(super) struct Context {
-    pub(super) driver: Driver,
-    pub(super) now: Timestamp,
-    pub(super) count: usize,
+pub(crate) struct Context {
+    pub(crate) driver: Driver,
+    pub(crate) now: Timestamp,
+    pub(crate) count: usize,
 }
 
 /// A queryable field: its names (the first is the header), its unit, and its value; `None` where the GPU has none.
-pub(super) struct Field {
+pub(crate) struct Field {
     names: &'static [&'static str],
     unit: &'static str,
     help: &'static str,
+    /// The number is the GPU's index, or that of a process on the GPU.
     value: fn(&GpuReading, usize, &Context) -> Option<String>,
 }
 
@@ -85,7 +86,7 @@ fn retires_pages(gpu: &GpuReading) -> bool {
 }
 
 /// Every field of `--query-gpu` that is simulated.
-pub(super) const GPU_FIELDS: &[Field] = fields![
+pub(crate) const GPU_FIELDS: &[Field] = fields![
     ["timestamp"], "", "when the query was made", |_, _, context| {
         jiff::fmt::strtime::format("%Y/%m/%d %H:%M:%S.%3f", &context.now.to_zoned(TimeZone::UTC)).ok()
     };
@@ -137,7 +138,7 @@ pub(super) const GPU_FIELDS: &[Field] = fields![
         Some("0x00000000000001FF".to_owned())
     };
     ["clocks_event_reasons.active", "clocks_throttle_reasons.active"], "", "what lowers clocks now, as bits", |gpu, _, _| {
-        Some(format!("0x{:016X}", u64::from(is_idle(gpu))))
+        Some(format!("0x{:016X}", gpu.throttle | u64::from(is_idle(gpu))))
     };
     ["clocks_event_reasons.gpu_idle", "clocks_throttle_reasons.gpu_idle"], "", "clocks are low because nothing runs", |gpu, _, _| {
         Some(active(is_idle(gpu)))
@@ -145,24 +146,27 @@ pub(super) const GPU_FIELDS: &[Field] = fields![
     ["clocks_event_reasons.applications_clocks_setting", "clocks_throttle_reasons.applications_clocks_setting"], "",
         "clocks are limited by their setting", |_, _, _| Some(active(false));
     ["clocks_event_reasons.sw_power_cap", "clocks_throttle_reasons.sw_power_cap"], "",
-        "clocks are limited by the power limit", |_, _, _| Some(active(false));
+        "clocks are limited by the power limit", |gpu, _, _| Some(active(gpu.throttle & 4 != 0));
     ["clocks_event_reasons.hw_slowdown", "clocks_throttle_reasons.hw_slowdown"], "",
-        "clocks are limited by hardware", |_, _, _| Some(active(false));
+        "clocks are limited by hardware", |gpu, _, _| Some(active(gpu.throttle & 8 != 0));
     ["clocks_event_reasons.hw_thermal_slowdown", "clocks_throttle_reasons.hw_thermal_slowdown"], "",
-        "clocks are limited by hardware because of heat", |_, _, _| Some(active(false));
+        "clocks are limited by hardware because of heat", |gpu, _, _| Some(active(gpu.throttle & 64 != 0));
     ["clocks_event_reasons.hw_power_brake_slowdown", "clocks_throttle_reasons.hw_power_brake_slowdown"], "",
-        "clocks are limited by hardware because of the power supply", |_, _, _| Some(active(false));
+        "clocks are limited by hardware because of the power supply", |gpu, _, _| Some(active(gpu.throttle & 128 != 0));
     ["clocks_event_reasons.sw_thermal_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown"], "",
-        "clocks are limited by the driver because of heat", |_, _, _| Some(active(false));
+        "clocks are limited by the driver because of heat", |gpu, _, _| Some(active(gpu.throttle & 32 != 0));
     ["clocks_event_reasons.sync_boost", "clocks_throttle_reasons.sync_boost"], "",
-        "clocks follow those of other GPUs", |_, _, _| Some(active(false));
+        "clocks follow those of other GPUs", |gpu, _, _| Some(active(gpu.throttle & 16 != 0));
     ["memory.total", "fb_memory.total"], "MiB", "total memory", |gpu, _, _| Some(gpu.memory_total_mib.to_string());
     ["memory.reserved"], "MiB", "memory that the driver keeps for itself", |_, _, _| Some("0".to_owned());
     ["memory.used", "fb_memory.used"], "MiB", "used memory", |gpu, _, _| Some(gpu.memory_used_mib.to_string());
     ["memory.free", "fb_memory.free"], "MiB", "free memory", |gpu, _, _| {
         Some(gpu.memory_total_mib.saturating_sub(gpu.memory_used_mib).to_string())
     };
-    ["utilization.gpu"], "%", "share of time in which a kernel ran", |gpu, _, _| Some(gpu.utilization_gpu.to_string());
+    ["utilization.gpu"], "%", "share of time in which a kernel ran", |gpu, _, _| {
+        // A partitioned card tells no load of the whole.
+        (gpu.mig != Some(true)).then(|| gpu.utilization_gpu.to_string())
+    };
     ["utilization.memory"], "%", "share of time in which memory was accessed", |gpu, _, _| {
         Some(gpu.utilization_memory.to_string())
     };
@@ -208,28 +212,32 @@ pub(super) const GPU_FIELDS: &[Field] = fields![
     ["ecc.mode.current"], "", "whether ECC is on", |gpu, _, _| gpu.ecc.map(on_off);
     ["ecc.mode.pending"], "", "ECC mode after the next reboot", |gpu, _, _| gpu.ecc.map(on_off);
     ["ecc.errors.corrected.volatile.total"], "", "corrected errors since the driver was loaded", |gpu, _, _| {
-        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+        gpu.ecc.filter(|on| *on).map(|_| gpu.ecc_errors.0.to_string())
     };
     ["ecc.errors.uncorrected.volatile.total"], "", "uncorrected errors since the driver was loaded", |gpu, _, _| {
-        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+        gpu.ecc.filter(|on| *on).map(|_| gpu.ecc_errors.1.to_string())
     };
     ["ecc.errors.corrected.aggregate.total"], "", "corrected errors over the life of the GPU", |gpu, _, _| {
-        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+        gpu.ecc.filter(|on| *on).map(|_| gpu.ecc_errors.0.to_string())
     };
     ["ecc.errors.uncorrected.aggregate.total"], "", "uncorrected errors over the life of the GPU", |gpu, _, _| {
-        gpu.ecc.filter(|on| *on).map(|_| "0".to_owned())
+        gpu.ecc.filter(|on| *on).map(|_| gpu.ecc_errors.1.to_string())
     };
 ];
 
-/// Fields of `--query-compute-apps`. They have no values: no process is visible from within a container.
-pub(super) const APP_FIELDS: &[Field] = fields![
-    ["timestamp"], "", "when the query was made", |_, _, _| None;
-    ["gpu_name"], "", "product name", |_, _, _| None;
-    ["gpu_bus_id"], "", "PCI bus id", |_, _, _| None;
-    ["gpu_uuid"], "", "UUID of the GPU", |_, _, _| None;
-    ["pid"], "", "process id", |_, _, _| None;
-    ["process_name", "name"], "", "program", |_, _, _| None;
-    ["used_gpu_memory", "used_memory"], "MiB", "memory used by the process", |_, _, _| None;
+/// Fields of `--query-compute-apps`. A container's process namespace hides processes: rows are for those that are seen.
+pub(crate) const APP_FIELDS: &[Field] = fields![
+    ["timestamp"], "", "when the query was made", |_, _, context| {
+        jiff::fmt::strtime::format("%Y/%m/%d %H:%M:%S.%3f", &context.now.to_zoned(TimeZone::UTC)).ok()
+    };
+    ["gpu_name"], "", "product name", |gpu, _, _| Some(gpu.name.clone());
+    ["gpu_bus_id"], "", "PCI bus id", |gpu, _, _| Some(gpu.bus_id.clone());
+    ["gpu_uuid"], "", "UUID of the GPU", |gpu, _, _| Some(gpu.uuid.clone());
+    ["pid"], "", "process id", |gpu, number, _| Some(gpu.processes.get(number)?.pid.to_string());
+    ["process_name", "name"], "", "program", |gpu, number, _| Some(gpu.processes.get(number)?.name.clone());
+    ["used_gpu_memory", "used_memory"], "MiB", "memory used by the process", |gpu, number, _| {
+        Some(gpu.processes.get(number)?.memory_mib.to_string())
+    };
 ];
 
 /// One part of a PCI address as the tool prints it, such as `0x07`.
@@ -241,10 +249,10 @@ fn part(bus_id: &str, number: usize) -> Option<String> {
 }
 
 /// The CSV for `fields` of `gpus`; an unknown field is refused in the words of the real tool.
-pub(super) fn csv(
+pub(crate) fn csv(
     table: &[Field],
     fields: &[String],
-    gpus: &[(usize, &GpuReading)],
+    rows: &[(&GpuReading, usize)],
     context: &Context,
     format: Format,
     first: bool,
@@ -269,10 +277,10 @@ pub(super) fn csv(
         text.push_str(&names.join(", "));
         text.push('\n');
     }
-    for (index, gpu) in gpus {
+    for (gpu, number) in rows {
         let values: Vec<String> = chosen
             .iter()
-            .map(|field| match (field.value)(gpu, *index, context) {
+            .map(|field| match (field.value)(gpu, *number, context) {
                 None => "[N/A]".to_owned(),
                 Some(value) if field.unit.is_empty() || format.nounits => value,
                 Some(value) => format!("{value} {}", field.unit),
@@ -285,7 +293,7 @@ pub(super) fn csv(
 }
 
 /// The list of `--help-query-gpu`.
-pub(super) fn help() -> String {
+pub(crate) fn help() -> String {
     let mut text = "List of valid properties to query for the switch \"--query-gpu=\":\n\n".to_owned();
     for field in GPU_FIELDS {
         let names: Vec<String> = field.names.iter().map(|name| format!("\"{name}\"")).collect();
