@@ -29,6 +29,9 @@ use crate::{
     ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink,
 };
 
+/// How long what has changed of the driver may go on changing before it is looked at: an installer writes many files.
+const SETTLE: Duration = Duration::from_millis(100);
+
 /// How often the kubelet's folder is looked at where it cannot be watched, for instance because it is not there yet.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -145,6 +148,7 @@ impl Agent {
         let mut cdi =
             cdi::Keeper::new(options.cdi_dir.clone(), options.driver_root.clone(), options.devices.clone());
         for line in cdi.update(&driver, state.gpus()) {
+            tracing::info!(node = options.node_name, "{line}");
             log.write(line);
         }
         let shared = Arc::new(Shared::new(state, checkpoint, facts, log));
@@ -239,7 +243,7 @@ impl Agent {
             match event {
                 Event::Cancelled => break,
                 Event::Health(event) => self.health(&event, &mut reading),
-                Event::Driver if self.cdi.is_stale() => reading.start(),
+                Event::Driver if self.cdi.is_stale() => reading.start_in(SETTLE),
                 Event::Driver => {}
                 Event::Look(Ok(look)) => self.refresh(look, &mut reading),
                 Event::Look(Err(error)) => {

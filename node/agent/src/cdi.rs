@@ -137,9 +137,11 @@ fn write(folder: &Path, machine: &Machine) -> Result<Written, gantry_driver::Err
                 gantry_cdi::write(folder, &name, &spec)?;
                 written.changed = true;
             }
+            // A read-only folder refuses to remove even what is not there.
+            None if fs::symlink_metadata(&path).is_err() => {}
             None => {
-                written.changed |= path.exists();
                 gantry_cdi::remove(folder, &name)?;
+                written.changed = true;
             }
         }
     }
