@@ -231,6 +231,12 @@ targets! {
         b"\0\x12\x0acontainerd\x1a\x02v2(\xd0\x0f", b"\x01\x0a\x05\x1a\x03uid\x12\x03\x1a\x01c\x18\x01", b"\x02\x0a\x05\x1a\x03uid\x12\x06\x1a\x04main", b"\x03\x08\x02\x12\x05\x1a\x03uid",
         b"\0\0\0\x02\0\0\0\x0c\0\0\0\x02\0\0\0\x01\x02\0\x12\0", b"\0\0\0\x02\0\0\0\x12\0\0\0\x08\0\0\0\x01\x02\0\x0a\x06\x08\x0c\x12\x02no",
     ];
+    runtime_configuration: gantry_runtime_config::fuzzing::configuration, [
+        b"version = 2\nimports = ['/a/*.toml'] # c\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'runc'\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\noptions = { SystemdCgroup = true }\n",
+        b"version = 3\n[plugins]\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = false\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\ncontainer_annotations = []\n",
+        b"[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n",
+        b"{\n  \"runtimes\": {\"kata\": {\"path\": \"/k\"}},\n  \"features\": {\"cdi\": false}, \"default-runtime\": \"x\"\n}",
+    ];
     kubelet_checkpoint: gantry_cluster::fuzzing::checkpoint, [
         b"{\"PodDeviceEntries\":[{\"PodUID\":\"u\",\"ContainerName\":\"c\",\"ResourceName\":\"nvidia.com/gpu\",\"DeviceIDs\":{\"-1\":[\"slot-0\"],\"0\":[\"slot-1\"]},\"AllocResp\":\"CgYKAUESAWIqCAoGYS5iL2M9\"}],\"RegisteredDevices\":{\"nvidia.com/gpu\":[\"slot-0\",\"slot-1\"]}}",
         b"{\"Data\":{\"PodDeviceEntries\":[],\"RegisteredDevices\":{}},\"Checksum\":1}",

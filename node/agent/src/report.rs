@@ -19,7 +19,7 @@ use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::sink::LabelWriter;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
-const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
+pub(crate) const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// The name under which the API server records what the agent writes.
 pub(crate) const MANAGER: &str = "gantry-agent";

@@ -63,6 +63,9 @@ pub(crate) enum Command {
     Cdi(crate::cdi::Cdi),
     /// Print what runs in a cluster, for kubectl apply -f -.
     Manifests(Box<ManifestsOptions>),
+    /// Make containerd, CRI-O or Docker of this machine know gantry-runtime.
+    #[command(subcommand)]
+    Runtime(crate::runtime::Runtime),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.

@@ -33,6 +33,7 @@ mod hint;
 mod instance;
 mod manifests;
 mod output;
+mod runtime;
 mod serve;
 mod up;
 mod why;
@@ -83,6 +84,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         Command::Cdi(command) => cdi::run(&command),
         Command::Manifests(options) => manifests::run(args.connection.namespace.as_deref(), &options),
+        Command::Runtime(command) => runtime::run(&command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "gantry", &mut script);

@@ -7,6 +7,7 @@ mod labels;
 mod plugin;
 mod reports;
 mod sharing;
+mod shim;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, IdentityMode};
+use gantry_agent::{
+    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, IdentityMode, ShimOptions, serve_shim,
+};
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
@@ -55,6 +57,9 @@ pub(crate) struct AgentOptions {
     /// Who decides which GPU a container gets.
     #[arg(long, value_name = "MODE", default_value = "auto", env = "GANTRY_IDENTITY")]
     identity: Identity,
+    /// Where gantry-runtime asks, with --identity shim.
+    #[arg(long, value_name = "FILE", default_value = gantry_agent::SHIM_SOCKET, env = "GANTRY_SHIM_SOCKET")]
+    shim_socket: PathBuf,
     /// Offer simulated GPUs instead of the driver's, such as a100-80 or t4:2; 8 unless told otherwise.
     #[arg(long, value_name = "PROFILE[:COUNT]", env = "GANTRY_SIMULATE")]
     simulate: Option<Simulated>,
@@ -69,6 +74,8 @@ enum Identity {
     Auto,
     /// The scheduler; the container runtime tells whose container is created, through NRI.
     Nri,
+    /// The scheduler; gantry-runtime, the OCI runtime of containers with GPUs, asks on --shim-socket.
+    Shim,
     /// The kubelet.
     Kubelet,
 }
@@ -122,10 +129,19 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             tracing::warn!(missing = missing.join(", "), hint, "this account may not do all of its work");
         }
     });
-    let Some((agent, handle)) = prepare(&process, &options, &node_name, client).await? else {
+    let Some((agent, handle)) = prepare(&process, &options, &node_name, client.clone()).await? else {
         process.stop().await;
         return Ok(());
     };
+    if options.identity == Identity::Shim {
+        let shim = ShimOptions { socket: options.shim_socket.clone(), client: Some(client) };
+        let (handle, cancel) = (handle.clone(), process.tasks.token().clone());
+        process.tasks.spawn_until_cancelled(async move {
+            if let Err(error) = serve_shim(shim, handle, cancel).await {
+                tracing::error!(%error, "gantry-runtime cannot ask: containers with slots are not created");
+            }
+        });
+    }
     watch(&process, handle);
     agent.run(process.tasks.token().clone()).await;
     process.stop().await;
@@ -141,6 +157,7 @@ async fn prepare(
 ) -> anyhow::Result<Option<(Agent, Handle)>> {
     let identity = match options.identity {
         Identity::Auto | Identity::Kubelet => IdentityMode::Kubelet,
+        Identity::Shim => IdentityMode::Assignment,
         Identity::Nri => {
             return Err(hint::error(
                 "--identity nri: this version does not speak NRI yet",

@@ -1,0 +1,3 @@
+#![cfg_attr(fuzzing, no_main)]
+
+gantry_fuzz::fuzz_main!(runtime_configuration);
