@@ -16,11 +16,11 @@ const INSUFFICIENT_SIZE: u32 = 7;
 
 /// What follows `nvmlGpmMetricsGet_t`'s head, as a caller with an old header has it: room for two metrics.
 #[repr(C)]
-struct Metrics {
+struct Request {
     version: c_uint,
     count: c_uint,
     samples: [usize; 2],
-    metrics: [(c_uint, c_uint, f64, [usize; 3]); 2],
+    rows: [(c_uint, c_uint, f64, [usize; 3]); 2],
     /// Must stay as it is.
     after: u64,
 }
@@ -104,16 +104,16 @@ fn callers_get_what_they_ask_for_and_codes_for_what_they_may_not() {
         assert_eq!(gpm::nvmlGpmSampleAlloc(Out::to(sample)), 0);
         assert_eq!(gpm::nvmlGpmSampleGet(card, *sample), 0);
     }
-    let mut metrics = Metrics {
+    let mut metrics = Request {
         version: 1,
         count: 2,
         samples: samples.map(|sample| sample.0),
-        metrics: [(1, 9, 0.0, [1; 3]), (4_000, 9, 1.0, [1; 3])],
+        rows: [(1, 9, 0.0, [1; 3]), (4_000, 9, 1.0, [1; 3])],
         after: 0x1234,
     };
     assert_eq!(gpm::nvmlGpmMetricsGet(Out::to(&mut metrics).cast()), 0);
-    assert_eq!(metrics.metrics[0], (1, 0, 80.0, [0; 3]));
-    assert_eq!((metrics.metrics[1].1, metrics.after), (Code::NOT_SUPPORTED.0, 0x1234));
+    assert_eq!(metrics.rows[0], (1, 0, 80.0, [0; 3]));
+    assert_eq!((metrics.rows[1].1, metrics.after), (Code::NOT_SUPPORTED.0, 0x1234));
     assert_eq!(gpm::nvmlGpmSampleFree(samples[0]), 0);
     assert_eq!(gpm::nvmlGpmSampleFree(samples[0]), Code::INVALID_ARGUMENT.0);
 
