@@ -160,15 +160,14 @@ enum Unknown {
 /// The pod's assignment, if it has one.
 async fn known(client: &kube::Client, pod: &PodKey) -> Result<Option<String>, Unknown> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
-    let found = pods.get_opt(&pod.name).await.map_err(|error| {
+    // A list of one, for listing pods is all that the agent may do with them.
+    let one = ListParams::default().fields(&format!("metadata.name={}", pod.name));
+    let found = pods.list(&one).await.map_err(|error| {
         Unknown::Api(format!("pod {pod}: the API server does not tell its assignment: {error}"))
     })?;
-    let is_it = |found: &Pod| uids(found).any(|uid| *uid == *pod.uid);
-    match found {
-        Some(found) if is_it(&found) => {
-            Ok(found.metadata.annotations.and_then(|mut all| all.remove(ASSIGNMENT_ANNOTATION)))
-        }
-        _ => Err(Unknown::Pod(format!("pod {pod}: the API server knows none with UID {}", pod.uid))),
+    match found.items.into_iter().find(|found| uids(found).any(|uid| *uid == *pod.uid)) {
+        Some(found) => Ok(found.metadata.annotations.and_then(|mut all| all.remove(ASSIGNMENT_ANNOTATION))),
+        None => Err(Unknown::Pod(format!("pod {pod}: the API server knows none with UID {}", pod.uid))),
     }
 }
 

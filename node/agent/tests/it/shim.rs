@@ -49,13 +49,13 @@ fn api(name: &'static str, gpu: &GpuId) -> kube::Client {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "ml",
         "uid": format!("uid-{name}"), "annotations": { ASSIGNMENT_ANNOTATION: text } } });
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        let known = request.uri().path() == format!("/api/v1/namespaces/ml/pods/{name}");
-        let missing = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "no pod",
-            "reason": "NotFound", "code": 404 });
-        let (code, body) = if known { (200, pod.clone()) } else { (404, missing) };
+        assert_eq!(request.uri().path(), "/api/v1/namespaces/ml/pods");
+        let known =
+            request.uri().query().is_some_and(|query| query.contains(&format!("metadata.name%3D{name}")));
+        let items = if known { vec![pod.clone()] } else { Vec::new() };
+        let body = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items });
         async move {
-            let response =
-                Response::builder().status(code).body(Body::from(serde_json::to_vec(&body).unwrap()));
+            let response = Response::builder().body(Body::from(serde_json::to_vec(&body).unwrap()));
             Ok::<_, std::convert::Infallible>(response.unwrap())
         }
     });
