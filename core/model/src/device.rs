@@ -150,6 +150,10 @@ pub enum FaultKind {
     RowRemapPending,
     /// The driver asks for a reset of the card and names no other fault.
     ResetRequired,
+    /// The driver asks for a reboot of the machine.
+    RebootRequired,
+    /// The card is not registered with its NVLink fabric, so that no program can use it.
+    FabricNotReady,
 }
 
 impl fmt::Display for FaultKind {
@@ -160,6 +164,8 @@ impl fmt::Display for FaultKind {
             Self::DoubleBitEcc => f.write_str("double-bit ECC error"),
             Self::RowRemapPending => f.write_str("row remap pending"),
             Self::ResetRequired => f.write_str("reset required"),
+            Self::RebootRequired => f.write_str("reboot required"),
+            Self::FabricNotReady => f.write_str("NVLink fabric not ready"),
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gantry_driver::Root;
 use gantry_engine::DeviceSets;
-use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, is_application_xid};
+use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, Inventory};
 use gantry_kit::{CancellationToken, SharedClock};
-use gantry_model::{FaultKind, Gpu, Health};
+use gantry_model::{Gpu, Health};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::checkpoint::{Checkpoint, Restored};
 use crate::facts::{Facts, Look};
 use crate::handle::Shared;
+use crate::health::{self, HealthOptions, Monitor, Outcome};
 use crate::links::{Context, Links};
 use crate::log::Log;
 use crate::node_config::Loaded;
@@ -79,6 +80,8 @@ pub struct Options {
     pub watch: Option<FolderWatch>,
     /// Labels.
     pub features: FeatureOptions,
+    /// Health.
+    pub health: HealthOptions,
 }
 
 impl fmt::Debug for Options {
@@ -106,6 +109,7 @@ pub struct Agent {
     adopt: bool,
     /// When feature discovery started, in seconds since 1970.
     started: i64,
+    monitor: Mutex<Monitor>,
     shared: Arc<Shared>,
 }
 
@@ -133,7 +137,15 @@ impl Agent {
             tracing::warn!(node = options.node_name, path = %path.display(), cause, "unusable checkpoint set aside");
             log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
         }
-        let look = Look::take(&*options.backend)?;
+        let health = options.state_dir.join(&endpoint).with_extension("health");
+        let (mut monitor, damaged) = Monitor::new(options.health.policy.clone(), health::boot_id(), health)?;
+        if let Some(cause) = damaged {
+            log.write(format!(
+                "The file of faults cannot be used, so that earlier ones are forgotten: {cause}"
+            ));
+        }
+        let mut look = Look::take(&*options.backend)?;
+        monitor.look(options.clock.now(), &mut look);
         let mut facts = Facts::new(&*options.backend, driver.clone());
         facts.update(&look);
         let unconfirmed = look.is_empty() && !state.gpus().is_empty();
@@ -157,8 +169,10 @@ impl Agent {
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
+        *shared.verdicts() = monitor.verdicts();
+        let monitor = Mutex::new(monitor);
         let configured = loaded.is_some();
-        let agent = Self { options, driver, cdi, held: false, configured, adopt, started, shared };
+        let agent = Self { options, driver, cdi, held: false, configured, adopt, started, monitor, shared };
         let ConfigSource { file, folder, .. } = &agent.options.config;
         if let Some(loaded) = loaded.filter(|_| file.is_some() || folder.is_some()) {
             agent.log(format!("Using {}", loaded.name));
@@ -382,43 +396,80 @@ impl Agent {
         notes.into_iter().for_each(|note| self.log(note));
     }
 
-    fn ignores(&self, xid: u32) -> bool {
-        self.shared.state().config().health_checks.ignores(xid, is_application_xid(xid))
+    fn health(&mut self, event: &HealthEvent, reading: &mut Reading) {
+        // What the driver says now decides everything further; an error that means nothing may change what it asks for.
+        reading.start();
+        let checks = self.shared.state().config().health_checks.clone();
+        self.monitor().configure(checks);
+        let (outcome, inventory) = self.monitor().event(self.options.clock.now(), event);
+        match (&event.kind, outcome) {
+            (EventKind::Fault(fault), Outcome::Ignored) => {
+                let (kind, reason) = (fault.kind, Monitor::reason(fault.kind));
+                self.log(format!("{kind} on {}{reason}: the device stays in service", event.gpu));
+            }
+            (_, Outcome::Sick) => {
+                if let Some(inventory) = inventory {
+                    let shared = Arc::clone(&self.shared);
+                    let mut state = shared.state();
+                    if self.apply(&mut state, inventory) {
+                        self.write_cdi(state.gpus());
+                        shared.publish(&state);
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.remember(reading);
     }
 
-    fn health(&mut self, event: &HealthEvent, reading: &mut Reading) {
-        let fault = match &event.kind {
-            EventKind::Recovered => return reading.start(),
-            EventKind::Fault(fault) => fault,
+    fn monitor(&self) -> MutexGuard<'_, Monitor> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what is known of faults, and has the GPUs read when one of them may return.
+    fn remember(&self, reading: &mut Reading) {
+        let mut monitor = self.monitor();
+        if let Err(error) = monitor.save() {
+            self.log(format!("Cannot write down the faults of devices: {error}"));
+        }
+        if let Some(wait) = monitor.next_look(self.options.clock.now()) {
+            reading.start_in(wait.unsigned_abs());
+        }
+    }
+
+    /// Takes over how the cards are now, and logs what has changed; `true` if anything has.
+    fn apply(&self, state: &mut State, inventory: Inventory) -> bool {
+        let before = state.gpus().to_vec();
+        state.refresh(inventory);
+        *self.shared.verdicts() = self.monitor().verdicts();
+        if state.gpus() == before {
+            return false;
+        }
+        let changed = |gpu: &&Gpu| {
+            before.iter().find(|old| old.id == gpu.id).is_none_or(|old| old.health != gpu.health)
         };
-        match fault.kind {
-            FaultKind::Xid(xid) if self.ignores(xid) => {
-                self.log(format!(
-                    "XID {xid} on {}: an application's error, the device stays in service",
-                    event.gpu
-                ));
-            }
-            kind => {
-                let shared = Arc::clone(&self.shared);
-                let mut state = shared.state();
-                if let Some(id) = state.set_health(&event.gpu, Health::Unhealthy(fault.clone())) {
-                    self.log(format!("Device {id} ({}) marked unhealthy: {kind}", event.gpu));
-                    if kind == FaultKind::Lost {
-                        self.write_cdi(state.gpus());
-                    }
-                    shared.publish(&state);
+        for gpu in state.gpus().iter().filter(changed) {
+            match &gpu.health {
+                Health::Healthy => self.log(format!("Device {} marked healthy", gpu.id)),
+                Health::Unhealthy(fault) => {
+                    self.log(format!(
+                        "Device {} marked unhealthy: {}: {}",
+                        gpu.id, fault.kind, fault.message
+                    ));
                 }
             }
         }
+        let (gpus, healthy) = count(state.gpus());
+        self.log(format!("GPUs changed: {gpus} GPUs, {healthy} healthy"));
+        true
     }
 
     /// Takes over what the driver says. That every card is gone is believed when it is said a second time: a driver that is being
     /// replaced says so too. The CDI files come before what is offered: what is offered can be had.
-    fn refresh(&mut self, look: Look, reading: &mut Reading) {
+    fn refresh(&mut self, mut look: Look, reading: &mut Reading) {
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
-        let before = state.gpus().to_vec();
-        if look.is_empty() && !before.is_empty() && !reading.absent {
+        if look.is_empty() && !state.gpus().is_empty() && !reading.absent {
             self.log("The driver lists no GPU any more; looking again before that is believed".to_owned());
             reading.absent = true;
             reading.start_in(ABSENCE);
@@ -430,14 +481,9 @@ impl Agent {
         }
         self.driver.clone_from(&shared.facts().driver);
         let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
-        state.refresh(look.inventory);
-        let changed = state.gpus() != before;
-        if changed {
-            let (gpus, healthy) = count(state.gpus());
-            self.log(format!("GPUs changed: {gpus} GPUs, {healthy} healthy"));
-        }
+        self.monitor().look(self.options.clock.now(), &mut look);
+        self.held |= self.apply(&mut state, look.inventory);
         self.write_cdi(state.gpus());
-        self.held |= changed;
         if self.held && self.cdi.ready {
             self.held = false;
             shared.publish(&state);
@@ -449,6 +495,7 @@ impl Agent {
             self.config_fault(now.map(|misfit| format!("The configuration does not fit: {misfit}")));
         }
         notes.into_iter().flatten().for_each(|note| self.log(note));
+        self.remember(reading);
     }
 
     fn write_cdi(&mut self, gpus: &[Gpu]) {

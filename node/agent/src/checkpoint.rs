@@ -171,7 +171,7 @@ pub(crate) fn text(state: &State) -> String {
 }
 
 /// The JSON of a line, if the line is whole.
-fn whole(line: &[u8]) -> Option<&str> {
+pub(crate) fn whole(line: &[u8]) -> Option<&str> {
     let (checksum, json) = std::str::from_utf8(line).ok()?.split_once(' ')?;
     (checksum == format!("{:08x}", crc32fast::hash(json.as_bytes()))).then_some(json)
 }

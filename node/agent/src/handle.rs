@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::checkpoint::Checkpoint;
 use crate::facts::Facts;
+use crate::health::Verdict;
 use crate::log::Log;
 use crate::response::Host;
 use crate::state::{Created, Lists, State};
@@ -48,6 +49,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     checkpoint: Mutex<Checkpoint>,
     facts: Mutex<Facts>,
+    verdicts: Mutex<Vec<Verdict>>,
     pub(crate) log: Log,
     /// The device list of each resource; every change is a new one.
     pub(crate) devices: watch::Sender<Arc<Lists>>,
@@ -70,6 +72,7 @@ impl Shared {
             state: Mutex::new(state),
             checkpoint: Mutex::new(checkpoint),
             facts: Mutex::new(facts),
+            verdicts: Mutex::default(),
             log,
             devices: watch::Sender::new(devices),
             revision: watch::Sender::new(0),
@@ -100,6 +103,11 @@ impl Shared {
             String::new()
         };
         Host::look(config, &minors)
+    }
+
+    /// The devices that are out of service.
+    pub(crate) fn verdicts(&self) -> MutexGuard<'_, Vec<Verdict>> {
+        self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Publishes a changed state: to the kubelet, to disk, to the API server.

@@ -32,6 +32,7 @@ mod facts;
 #[doc(hidden)]
 pub mod fuzzing;
 mod handle;
+mod health;
 mod labels;
 mod links;
 mod log;
@@ -52,6 +53,7 @@ pub use error::Error;
 pub use gantry_api::IdentityMode;
 pub use gantry_shim::AGENT_SOCKET as SHIM_SOCKET;
 pub use handle::{Adjustment, ContainerIdentity, Handle};
+pub use health::{HealthOptions, HealthProfile, InvalidOverrides, Policy, Response};
 pub use labels::{LabelInput, MigStrategy, Offer, Replicas, SharingKind, feature_labels};
 pub use log::LogLine;
 pub use node_config::{CONFIG_LABEL, ConfigSource, Fallback};

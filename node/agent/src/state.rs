@@ -228,7 +228,8 @@ impl State {
         self.rebuild(&order);
     }
 
-    /// Changes the health of a GPU or of a partition. `None` where nothing changed, else what the kubelet knows of it.
+    /// Changes the health of a GPU or of a partition, for tests. `None` where nothing changed, else what the kubelet knows of it.
+    #[cfg(test)]
     pub(crate) fn set_health(&mut self, device: &GpuId, health: Health) -> Option<String> {
         let place = self.position(device)?;
         let gpu = &mut self.gpus[place.gpu];
@@ -294,7 +295,7 @@ pub(crate) struct Position {
 }
 
 /// An id for a card whose UUID was never read.
-fn placeholder(pci_bus_id: &str) -> GpuId {
+pub(crate) fn placeholder(pci_bus_id: &str) -> GpuId {
     let plain: String =
         pci_bus_id.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(50).collect();
     format!("PCI-{plain}").parse().expect("invariant: letters, digits and hyphens are a GPU id")

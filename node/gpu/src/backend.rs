@@ -192,5 +192,7 @@ pub(crate) fn fault_message(kind: FaultKind) -> String {
         FaultKind::DoubleBitEcc => "the card has uncorrectable memory errors".to_owned(),
         FaultKind::ResetRequired => "the driver asks for a reset of the card".to_owned(),
         FaultKind::RowRemapPending => "a memory row is to be remapped: the card needs a reset".to_owned(),
+        FaultKind::RebootRequired => "the driver asks for a reboot of the machine".to_owned(),
+        FaultKind::FabricNotReady => "the card is not registered with its NVLink fabric".to_owned(),
     }
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use gantry_api::{ASSIGNMENT_ANNOTATION, decode_assignment};
+use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, decode_assignment};
 use gantry_dialect::{advice, parse};
 use gantry_engine::{Explanation, Millis, Phase, State};
-use gantry_model::{Entry, Reason};
+use gantry_model::{Advice, Entry, Reason};
 use gantry_scheduler::{SCHEDULER_NAMES, engine_events};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::DynamicObject;
@@ -88,6 +88,7 @@ impl Snapshot {
         why.advice = advice(&value).iter().map(|advice| view(advice.entry(), advice.message(), 0)).collect();
         if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
             placed(&mut why, pod, node);
+            why.advice.extend(self.failed_gpus(&why, node));
             return Ok(why);
         }
         if let Err(reason) = parse(&value) {
@@ -108,6 +109,35 @@ impl Snapshot {
             None => "is not known to the engine".clone_into(&mut why.verdict),
         }
         Ok(why)
+    }
+
+    /// The GPUs that a pod has, by its assignment or as its node reports, and that are out of service.
+    fn failed_gpus(&self, why: &Why, node: &str) -> Vec<ReasonView> {
+        let of_node = |known: &&GpuNode| known.metadata.name.as_deref() == Some(node);
+        let Some(status) = self.gpu_nodes.iter().find(of_node).and_then(|known| known.status.as_ref()) else {
+            return Vec::new();
+        };
+        let (namespace, name) = why.pod.split_once('/').unwrap_or_default();
+        let used = status.in_use.iter().filter(|used| used.namespace == namespace && used.pod == name);
+        let mut containers: BTreeMap<&str, Vec<&str>> =
+            used.map(|used| (used.container.as_str(), used.gpus.iter().map(String::as_str).collect())).collect();
+        for (container, gpus) in &why.gpus {
+            containers.entry(container).or_insert_with(|| gpus.iter().map(String::as_str).collect());
+        }
+        let mut failed = Vec::new();
+        for (container, gpus) in containers {
+            for gpu in status.gpus.iter().filter(|gpu| gpus.contains(&gpu.id.as_str())) {
+                let Some(fault) = &gpu.fault else { continue };
+                let kind = fault.kind().map_or_else(|| fault.kind.clone(), |kind| kind.to_string());
+                let advice = Advice::GpuFailed {
+                    container: container.into(),
+                    gpu: format!("GPU {} ({})", gpu.index, gpu.id),
+                    fault: format!("{kind}: {}", fault.message),
+                };
+                failed.push(view(advice.entry(), advice.message(), 0));
+            }
+        }
+        failed
     }
 
     /// The state in which a scheduler's engine would be that starts now. Which names the cluster's schedulers serve is not
@@ -208,7 +238,6 @@ fn to_value(object: &impl Serialize) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use gantry_api::GpuNode;
     use gantry_dialect::{GROUP_MIN_MEMBER_ANNOTATION, GROUP_NAME_ANNOTATION};
     use k8s_openapi::api::core::v1::Node;
     use serde_json::json;
@@ -318,6 +347,40 @@ mod tests {
             (why.verdict.as_str(), why.gpus["c"].as_slice()),
             ("runs on n", &["GPU-1".to_owned()][..])
         );
+    }
+
+    #[test]
+    fn a_running_pod_is_told_of_a_gpu_that_failed_under_it() {
+        let gpu = |index: u32, health: Value, fault: Value| {
+            json!({
+                "id": format!("GPU-{index}"), "index": index, "minor": index, "product": "NVIDIA T4",
+                "memoryMiB": 16_384, "pciBusId": "00000000:01:00.0", "computeCapability": "7.5", "health": health, "fault": fault,
+            })
+        };
+        let fault = json!({"kind": "Xid", "xid": 79, "message": "it fell off the bus; to do: reboot"});
+        let status = json!({"gpus": [
+            gpu(0, "Unhealthy".into(), fault.clone()), gpu(1, "Healthy".into(), Value::Null), gpu(2, "Unhealthy".into(), fault),
+        ], "inUse": [{"namespace": "d", "pod": "foreign", "container": "c", "gpus": ["GPU-2"]}]});
+        let placed = |name: &str| {
+            let mut pod = pod(name, 2);
+            pod["spec"]["nodeName"] = "n".into();
+            pod["status"] = json!({"phase": "Running"});
+            pod
+        };
+        let mut own = placed("own");
+        own["metadata"]["annotations"] =
+            json!({ASSIGNMENT_ANNOTATION: r#"{"v":1,"node":"n","containers":{"c":["GPU-1","GPU-0"]}}"#});
+        let mut snapshot = snapshot(&[own, placed("foreign"), placed("other")]);
+        snapshot.gpu_nodes = vec![GpuNode::new("n", serde_json::from_value(status).unwrap())];
+        let told = |name: &str| {
+            let advice = snapshot.why("d", name).unwrap().advice;
+            advice.into_iter().filter(|advice| advice.code == "G4006").map(|advice| advice.message).collect::<Vec<_>>()
+        };
+        let own = told("own");
+        assert_eq!(own.len(), 1);
+        assert!(own[0].starts_with("container c has GPU 0 (GPU-0), which failed: XID 79: it fell off the bus; to do: reboot. "), "{own:?}");
+        assert!(told("foreign")[0].contains("GPU-2"), "one that the node reports in use");
+        assert_eq!(told("other"), Vec::<String>::new());
     }
 
     #[test]

@@ -153,7 +153,7 @@ pub enum GpuHealth {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultStatus {
-    /// `Xid`, `Lost`, `DoubleBitEcc`, `RowRemapPending` or `ResetRequired`.
+    /// `Xid`, `Lost`, `DoubleBitEcc`, `RowRemapPending`, `ResetRequired`, `RebootRequired` or `FabricNotReady`.
     pub kind: String,
     /// The XID's number, for `Xid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -293,31 +293,40 @@ impl GpuStatus {
     }
 }
 
+/// Kinds of fault without a number.
+const FAULT_NAMES: [(&str, FaultKind); 6] = [
+    ("Lost", FaultKind::Lost),
+    ("DoubleBitEcc", FaultKind::DoubleBitEcc),
+    ("RowRemapPending", FaultKind::RowRemapPending),
+    ("ResetRequired", FaultKind::ResetRequired),
+    ("RebootRequired", FaultKind::RebootRequired),
+    ("FabricNotReady", FaultKind::FabricNotReady),
+];
+
 impl FaultStatus {
-    fn from_model(fault: &Fault) -> Self {
+    /// Describes a fault.
+    pub fn from_model(fault: &Fault) -> Self {
         let (kind, xid) = match fault.kind {
             FaultKind::Xid(number) => ("Xid", Some(number)),
-            FaultKind::Lost => ("Lost", None),
-            FaultKind::DoubleBitEcc => ("DoubleBitEcc", None),
-            FaultKind::RowRemapPending => ("RowRemapPending", None),
-            FaultKind::ResetRequired => ("ResetRequired", None),
+            kind => {
+                (FAULT_NAMES.iter().find(|(_, known)| *known == kind).map_or("", |(name, _)| *name), None)
+            }
         };
         Self { kind: kind.to_owned(), xid, message: fault.message.clone() }
     }
 
+    /// The kind of fault; `None` for one that this release does not know.
+    pub fn kind(&self) -> Option<FaultKind> {
+        match (self.kind.as_str(), self.xid) {
+            ("Xid", Some(number)) => Some(FaultKind::Xid(number)),
+            (name, None) => FAULT_NAMES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind),
+            _ => None,
+        }
+    }
+
     fn to_model(&self, refuse: &impl Fn(&str, String, &'static str) -> Error) -> Result<Fault, Error> {
-        let kind = match (self.kind.as_str(), self.xid) {
-            ("Xid", Some(number)) => FaultKind::Xid(number),
-            ("Lost", None) => FaultKind::Lost,
-            ("DoubleBitEcc", None) => FaultKind::DoubleBitEcc,
-            ("RowRemapPending", None) => FaultKind::RowRemapPending,
-            ("ResetRequired", None) => FaultKind::ResetRequired,
-            _ => {
-                let rule =
-                    "must be Xid (with xid), Lost, DoubleBitEcc, RowRemapPending or ResetRequired (without)";
-                return Err(refuse("fault.kind", self.kind.clone(), rule));
-            }
-        };
+        let rule = "must be Xid (with xid), Lost, DoubleBitEcc, RowRemapPending, ResetRequired, RebootRequired or FabricNotReady (without)";
+        let kind = self.kind().ok_or_else(|| refuse("fault.kind", self.kind.clone(), rule))?;
         Ok(Fault { kind, message: self.message.clone() })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, Handle, HealthOptions, IdentityMode, Options};
 use gantry_kit::CancellationToken;
 use serde_json::{Value, json};
 
@@ -103,6 +103,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         watch: machine.shared.folder_watch.clone(),
         // Simulated cards tell every change; a thousand agents that look for none would be all that a cluster does.
         features: FeatureOptions { interval: None, ..FeatureOptions::default() },
+        health: HealthOptions::default(),
     };
     let (agent, handle) = match Agent::new(options) {
         Ok(pair) => pair,

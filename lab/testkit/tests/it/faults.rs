@@ -230,6 +230,50 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
     every_gpu_is_assignable(lab, 1).await
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_is_seen_on_the_node_and_by_the_pod_and_its_end_as_well() {
+    let lab = Lab::start(&[("a100-80", 1)]).await.unwrap();
+    let outcome = fault_is_told(&lab).await;
+    lab.stop().await;
+    outcome.unwrap();
+}
+
+async fn fault_is_told(lab: &Lab) -> anyhow::Result<()> {
+    const NODE: &str = "a100-80-1";
+    let condition = async |status: &str| {
+        eventually(&format!("GpusHealthy is {status}"), async || {
+            let node = lab.get(&format!("/api/v1/nodes/{NODE}")).await?;
+            let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            ensure!(all.iter().any(|known| known["type"] == "Ready"), "the kubelet's conditions are gone: {all:?}");
+            let found = all.into_iter().find(|known| known["type"] == "GpusHealthy").context("no such condition")?;
+            ensure!(found["status"] == status, "{found}");
+            Ok(found)
+        })
+        .await
+    };
+    let event = async |namespace: &str, reason: &str| {
+        eventually(&format!("an Event {reason}"), async || {
+            let events = lab.list(&format!("/api/v1/namespaces/{namespace}/events")).await?;
+            events.into_iter().find(|event| event["reason"] == reason).context("no such Event")
+        })
+        .await
+    };
+    condition("True").await?;
+    create(lab, &pod("user", 8)).await?;
+    running(lab, "user").await?;
+    lab.cluster.fault(NODE, 5, FaultKind::Xid(79))?;
+    let sick = condition("False").await?;
+    let message = text(&sick, "/message");
+    ensure!(message.starts_with("GPU 5 (") && message.contains("XID 79") && message.contains("reboot"), "{message}");
+    event("default", "GpuUnhealthy").await?;
+    let told = event("default", "GpuFailed").await?;
+    ensure!(text(&told, "/involvedObject/name") == "user", "{told}");
+    lab.cluster.recover(NODE, 5)?;
+    condition("True").await?;
+    event("default", "GpuHealthy").await?;
+    Ok(())
+}
+
 /// Numbers that look random and are the same in every run.
 pub(crate) struct Draws(pub(crate) u64);
 

@@ -12,7 +12,7 @@ mod shim;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, IdentityMode, Options};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, IdentityMode, Options};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, SystemClock};
 use tempfile::TempDir;
@@ -62,6 +62,7 @@ impl Node {
             clock: Arc::new(SystemClock),
             watch: Some(FolderWatch::new().unwrap()),
             features: FeatureOptions::default(),
+            health: HealthOptions::default(),
         }
     }
 

@@ -151,14 +151,13 @@ impl Condition {
         change(&before, &self.health())
     }
 
-    /// The driver reported an XID of the whole card. Those of applications are told and change nothing.
-    pub(super) fn xid(&mut self, xid: u32) -> Option<EventKind> {
-        if is_application_xid(xid) {
-            return Some(EventKind::Fault(fault(FaultKind::Xid(xid))));
+    /// The driver reported an XID of the whole card. Those of applications are told and change nothing; one that comes again is
+    /// told again.
+    pub(super) fn xid(&mut self, xid: u32) -> EventKind {
+        if !is_application_xid(xid) {
+            self.xid = Some(Latched::new(xid));
         }
-        let before = self.health();
-        self.xid = Some(Latched::new(xid));
-        change(&before, &self.health())
+        EventKind::Fault(fault(FaultKind::Xid(xid)))
     }
 
     /// The driver reported an XID of one partition.
@@ -201,7 +200,8 @@ mod tests {
     fn an_xid_is_over_when_the_driver_says_so_twice() {
         let mut condition = Condition::default();
         condition.read(well(Some(0)));
-        assert!(matches!(condition.xid(48), Some(EventKind::Fault(_))));
+        assert!(matches!(condition.xid(48), EventKind::Fault(_)));
+        assert!(matches!(condition.xid(48), EventKind::Fault(_)), "told again");
         assert_eq!(condition.read(well(Some(1))).card, None);
         assert_eq!(condition.read(well(Some(0))).card, None);
         assert_eq!(kind(&condition), Some(FaultKind::Xid(48)));
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn an_applications_xid_is_told_and_changes_nothing() {
         let mut condition = Condition::default();
-        assert!(condition.xid(31).is_some());
+        assert!(matches!(condition.xid(31), EventKind::Fault(_)));
         condition.partition_xid((7, 0), 13);
         assert_eq!(kind(&condition), None);
         assert!(condition.instances.is_empty());

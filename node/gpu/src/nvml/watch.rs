@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::library::{Code, EventSet, Handle, Nvml, optional};
 use super::worker::Deadline;
 use super::{Inner, lock};
-use crate::{EventKind, HealthEvent};
+use crate::HealthEvent;
 
 /// Kinds of events that are asked for: uncorrected memory errors, XIDs, advice on recovery.
 const UNCORRECTED: u64 = 2;
@@ -80,10 +80,7 @@ impl Inner {
                         HealthEvent { kind: slot.condition().partition_xid(instance, xid), gpu: one.id }
                     })
                 }
-                None => {
-                    let change = slot.condition().xid(xid);
-                    change.map(|kind: EventKind| HealthEvent { gpu: facts.gpu.id, kind })
-                }
+                None => Some(HealthEvent { kind: slot.condition().xid(xid), gpu: facts.gpu.id }),
             };
             if let Some(event) = event {
                 self.subscribers.send(&event);

@@ -105,7 +105,7 @@ fn gpu() -> Value {
                 "What is wrong with an unhealthy GPU.",
                 &["kind", "message"],
                 json!({
-                    "kind": choice("Kind of fault.", &["Xid", "Lost", "DoubleBitEcc", "RowRemapPending", "ResetRequired"]),
+                    "kind": choice("Kind of fault.", &["Xid", "Lost", "DoubleBitEcc", "RowRemapPending", "ResetRequired", "RebootRequired", "FabricNotReady"]),
                     "xid": count("Number of the XID error."),
                     "message": string("One sentence for an operator."),
                 }),

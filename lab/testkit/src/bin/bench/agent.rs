@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, IdentityMode};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, HealthOptions, IdentityMode};
 use gantry_cluster::{DeviceManager, DeviceManagerOptions};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{SystemClock, Tasks};
@@ -123,6 +123,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         clock: Arc::new(SystemClock),
         watch: None,
         features: FeatureOptions::default(),
+        health: HealthOptions::default(),
     })?;
     let token = tasks.token().clone();
     tasks.spawn(agent.run(token));
