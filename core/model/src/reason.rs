@@ -317,6 +317,17 @@ coded! {
             /// The resources that are missing.
             missing: &'static str,
         }
+        "G4006" "gpu-failed"
+        "A GPU that a container of the pod has is out of service."
+        "The container keeps it until it ends: save what matters, delete the pod, and let its controller start it again; new pods do not get this GPU."
+        GpuFailed {
+            /// The container.
+            container: Arc<str>,
+            /// The GPU.
+            gpu: String,
+            /// What is wrong with it.
+            fault: String,
+        }
     }
 }
 
@@ -460,6 +471,9 @@ impl Advice {
             }
             Self::GpuWithoutCpuOrMemory { field, missing } => {
                 format!("{field}: GPUs are asked for, and no {missing}. {action}")
+            }
+            Self::GpuFailed { container, gpu, fault } => {
+                format!("container {container} has {gpu}, which failed: {fault}. {action}")
             }
         }
     }

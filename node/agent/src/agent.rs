@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::checkpoint::{Checkpoint, Restored};
 use crate::facts::{Facts, Look};
 use crate::handle::Shared;
-use crate::health::{self, HealthOptions, Monitor, Outcome};
+use crate::health::{self, HealthOptions, Monitor, Outcome, Policy};
 use crate::links::{Context, Links};
 use crate::log::Log;
 use crate::node_config::Loaded;
@@ -138,7 +138,9 @@ impl Agent {
             log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
         }
         let health = options.state_dir.join(&endpoint).with_extension("health");
-        let (mut monitor, damaged) = Monitor::new(options.health.policy.clone(), health::boot_id(), health)?;
+        let checks = state.config().health_checks.clone();
+        let policy = Policy { checks, ..options.health.policy.clone() };
+        let (mut monitor, damaged) = Monitor::new(policy, health::boot_id(), health)?;
         if let Some(cause) = damaged {
             log.write(format!(
                 "The file of faults cannot be used, so that earlier ones are forgotten: {cause}"
@@ -209,6 +211,8 @@ impl Agent {
                     timestamp,
                     resource: self.options.resource.clone(),
                     adopt: self.adopt,
+                    taint: self.options.health.taint,
+                    clock: Arc::clone(&self.options.clock),
                 };
                 tokio::spawn(reporter.run(reporting.clone()));
             }

@@ -38,6 +38,7 @@ mod links;
 mod log;
 mod node_config;
 mod node_label;
+mod notify;
 mod plugin;
 mod report;
 mod response;

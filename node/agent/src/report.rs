@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus};
-use gantry_kit::CancellationToken;
-use gantry_model::PodKey;
+use gantry_kit::{CancellationToken, SharedClock};
+use gantry_model::{GpuId, PodKey};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 use crate::FeatureOptions;
 use crate::handle::Shared;
 use crate::labels::{LabelInput, Offer, feature_labels};
+use crate::notify::{News, Notifier, Told};
 use crate::sink::LabelWriter;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
@@ -51,6 +52,9 @@ pub(crate) struct Reporter {
     pub(crate) resource: String,
     /// Whether running pods have to tell who owns what, because no checkpoint did.
     pub(crate) adopt: bool,
+    /// Whether a node on which no GPU is fit is tainted.
+    pub(crate) taint: bool,
+    pub(crate) clock: SharedClock,
 }
 
 /// What stands in the cluster, as far as we wrote it.
@@ -61,6 +65,7 @@ struct Written {
     node_uid: String,
     /// Whether the owners of GPUs were compared with the pods.
     owners: bool,
+    told: Told,
 }
 
 pub(crate) enum Failure {
@@ -141,6 +146,7 @@ impl Reporter {
                 Ok(Err(_)) => return,
                 Err(_) => {
                     written.status = None;
+                    written.told.again();
                     if !self.features.oneshot {
                         written.labels = None;
                     }
@@ -179,7 +185,10 @@ impl Reporter {
                 self.reconcile_owners().await?;
                 written.owners = true;
             }
-            self.write_gpu_node(written).await
+            self.write_gpu_node(written).await?;
+            let news = self.news();
+            let (uid, now) = (written.node_uid.clone(), self.clock.now());
+            self.notifier().write(&mut written.told, &news, &uid, now).await
         })
         .await
         .unwrap_or(Err(Failure::Timeout))
@@ -236,6 +245,25 @@ impl Reporter {
             self.shared.publish(&state);
         }
         Ok(())
+    }
+
+    fn notifier(&self) -> Notifier {
+        let node = self.shared.state().node.to_string();
+        Notifier { client: self.client.clone(), node, taint: self.taint }
+    }
+
+    fn news(&self) -> News {
+        let state = self.shared.state();
+        let owners = state.pods().map(|pod| {
+            let ids = |gpus: &Vec<GpuId>| gpus.iter().map(GpuId::to_string).collect();
+            let containers = pod.containers.iter().map(|(name, has)| (name.clone(), ids(&has.gpus)));
+            (pod.key.clone(), containers.collect())
+        });
+        News {
+            gpus: state.gpus().to_vec(),
+            verdicts: self.shared.verdicts().clone(),
+            owners: owners.collect(),
+        }
     }
 
     async fn write_labels(&self, written: &mut Written, writer: &mut LabelWriter) -> Result<(), Failure> {

@@ -28,6 +28,7 @@ pub(crate) mod kind {
     use gantry_model::{Fault, FaultKind};
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
 
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
     pub(crate) fn serialize<S: Serializer>(kind: &FaultKind, serializer: S) -> Result<S::Ok, S::Error> {
         FaultStatus::from_model(&Fault { kind: *kind, message: String::new() }).serialize(serializer)
     }

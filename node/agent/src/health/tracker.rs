@@ -312,7 +312,7 @@ impl Tracker {
             let wait = slow.clamp(PROBES.0, PROBES.1);
             // Exactly when it may return, if that is sooner.
             let left = returns_at(&self.policy, record).map(|at| at.duration_since(now));
-            left.filter(|left| left.is_positive()).map_or(wait, |left| left.min(wait))
+            left.filter(|left| *left > SignedDuration::ZERO).map_or(wait, |left| left.min(wait))
         };
         self.records.values().filter(|record| record.active).map(due).min()
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
 mod driver;
+mod health;
 mod kubelet;
 mod labels;
 mod plugin;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 use gantry_agent::{Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, IdentityMode, Options};
 use gantry_gpu::{Profile, SimGpus};
-use gantry_kit::{CancellationToken, SystemClock};
+use gantry_kit::{CancellationToken, VirtualClock};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -59,7 +60,7 @@ impl Node {
             devices: None,
             state_dir: at("state"),
             client: None,
-            clock: Arc::new(SystemClock),
+            clock: Arc::new(VirtualClock::new(jiff::Timestamp::UNIX_EPOCH)),
             watch: Some(FolderWatch::new().unwrap()),
             features: FeatureOptions::default(),
             health: HealthOptions::default(),

@@ -170,7 +170,7 @@ fn a_card_that_fails_again_and_again_is_held_longer_each_time() {
 fn a_backend_that_says_mended_is_believed_once_and_then_held() {
     let mut node = Node::new();
     let id = node.id(0);
-    let mut fail_and_mend = |node: &mut Node| {
+    let fail_and_mend = |node: &mut Node| {
         node.xid(&id, 79);
         assert_eq!(node.sick(), ["0"]);
         node.tracker.event(node.now, &HealthEvent { gpu: id.clone(), kind: EventKind::Recovered });
