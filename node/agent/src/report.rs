@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus};
 use gantry_kit::{CancellationToken, SharedClock};
-use gantry_model::{GpuId, PodKey};
+use gantry_model::PodKey;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
@@ -18,6 +18,7 @@ use crate::handle::Shared;
 use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::notify::{News, Notifier, Told};
 use crate::sink::LabelWriter;
+use crate::state::Held;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
 pub(crate) const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
@@ -255,8 +256,8 @@ impl Reporter {
     fn news(&self) -> News {
         let state = self.shared.state();
         let owners = state.pods().map(|pod| {
-            let ids = |gpus: &Vec<GpuId>| gpus.iter().map(GpuId::to_string).collect();
-            let containers = pod.containers.iter().map(|(name, has)| (name.clone(), ids(&has.gpus)));
+            let ids = |held: &[Held]| held.iter().map(|held| held.device.to_string()).collect();
+            let containers = pod.containers.iter().map(|(name, has)| (name.clone(), ids(&has.held)));
             (pod.key.clone(), containers.collect())
         });
         News {

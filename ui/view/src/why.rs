@@ -119,8 +119,9 @@ impl Snapshot {
         };
         let (namespace, name) = why.pod.split_once('/').unwrap_or_default();
         let used = status.in_use.iter().filter(|used| used.namespace == namespace && used.pod == name);
-        let mut containers: BTreeMap<&str, Vec<&str>> =
-            used.map(|used| (used.container.as_str(), used.gpus.iter().map(String::as_str).collect())).collect();
+        let mut containers: BTreeMap<&str, Vec<&str>> = used
+            .map(|used| (used.container.as_str(), used.gpus.iter().map(String::as_str).collect()))
+            .collect();
         for (container, gpus) in &why.gpus {
             containers.entry(container).or_insert_with(|| gpus.iter().map(String::as_str).collect());
         }
@@ -374,11 +375,20 @@ mod tests {
         snapshot.gpu_nodes = vec![GpuNode::new("n", serde_json::from_value(status).unwrap())];
         let told = |name: &str| {
             let advice = snapshot.why("d", name).unwrap().advice;
-            advice.into_iter().filter(|advice| advice.code == "G4006").map(|advice| advice.message).collect::<Vec<_>>()
+            advice
+                .into_iter()
+                .filter(|advice| advice.code == "G4006")
+                .map(|advice| advice.message)
+                .collect::<Vec<_>>()
         };
         let own = told("own");
         assert_eq!(own.len(), 1);
-        assert!(own[0].starts_with("container c has GPU 0 (GPU-0), which failed: XID 79: it fell off the bus; to do: reboot. "), "{own:?}");
+        assert!(
+            own[0].starts_with(
+                "container c has GPU 0 (GPU-0), which failed: XID 79: it fell off the bus; to do: reboot. "
+            ),
+            "{own:?}"
+        );
         assert!(told("foreign")[0].contains("GPU-2"), "one that the node reports in use");
         assert_eq!(told("other"), Vec::<String>::new());
     }

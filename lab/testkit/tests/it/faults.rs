@@ -244,8 +244,12 @@ async fn fault_is_told(lab: &Lab) -> anyhow::Result<()> {
         eventually(&format!("GpusHealthy is {status}"), async || {
             let node = lab.get(&format!("/api/v1/nodes/{NODE}")).await?;
             let all = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            ensure!(all.iter().any(|known| known["type"] == "Ready"), "the kubelet's conditions are gone: {all:?}");
-            let found = all.into_iter().find(|known| known["type"] == "GpusHealthy").context("no such condition")?;
+            ensure!(
+                all.iter().any(|known| known["type"] == "Ready"),
+                "the kubelet's conditions are gone: {all:?}"
+            );
+            let found =
+                all.into_iter().find(|known| known["type"] == "GpusHealthy").context("no such condition")?;
             ensure!(found["status"] == status, "{found}");
             Ok(found)
         })
@@ -264,7 +268,10 @@ async fn fault_is_told(lab: &Lab) -> anyhow::Result<()> {
     lab.cluster.fault(NODE, 5, FaultKind::Xid(79))?;
     let sick = condition("False").await?;
     let message = text(&sick, "/message");
-    ensure!(message.starts_with("GPU 5 (") && message.contains("XID 79") && message.contains("reboot"), "{message}");
+    ensure!(
+        message.starts_with("GPU 5 (") && message.contains("XID 79") && message.contains("reboot"),
+        "{message}"
+    );
     event("default", "GpuUnhealthy").await?;
     let told = event("default", "GpuFailed").await?;
     ensure!(text(&told, "/involvedObject/name") == "user", "{told}");

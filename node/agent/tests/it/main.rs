@@ -13,7 +13,9 @@ mod shim;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, IdentityMode, Options};
+use gantry_agent::{
+    Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, IdentityMode, Options,
+};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, VirtualClock};
 use tempfile::TempDir;

@@ -33,8 +33,6 @@ pub(crate) struct Cluster {
     /// Method and path of every request that changes something.
     pub(crate) writes: Vec<String>,
     fails: bool,
-    /// The messages of Events on the node.
-    events: Vec<String>,
 }
 
 pub(crate) type Shared = Arc<Mutex<Cluster>>;
@@ -91,10 +89,6 @@ impl Cluster {
                 Some(node) => (StatusCode::OK, node.clone()),
                 None => status(StatusCode::NOT_FOUND),
             },
-            ("POST", "/api/v1/namespaces/default/events") => {
-                self.events.push(body["message"].as_str().unwrap().to_owned());
-                (StatusCode::CREATED, body.clone())
-            }
             ("PATCH", "/api/v1/nodes/node-1") => patch(&mut self.node),
             ("PATCH", "/api/v1/nodes/node-1/status") => {
                 let Some(node) = &mut self.node else { return status(StatusCode::NOT_FOUND) };
@@ -107,7 +101,8 @@ impl Cluster {
                 (StatusCode::OK, node.clone())
             }
             ("POST", path) if path.ends_with("/events") => {
-                if self.events.iter().any(|event| event["metadata"]["name"] == body["metadata"]["name"]) {
+                let name = &body["metadata"]["name"];
+                if name.is_string() && self.events.iter().any(|event| event["metadata"]["name"] == *name) {
                     return status(StatusCode::CONFLICT);
                 }
                 self.events.push(body.clone());
@@ -134,6 +129,11 @@ impl Cluster {
             }
             _ => status(StatusCode::NOT_FOUND),
         }
+    }
+
+    /// What an Event says.
+    fn message(&self, index: usize) -> Option<String> {
+        self.events.get(index)?["message"].as_str().map(str::to_owned)
     }
 
     /// How many writes there were of labels and of the `GpuNode`.
@@ -320,7 +320,7 @@ async fn the_nodes_label_chooses_the_configuration_and_a_bad_one_is_an_event() {
     let again = kubelet.devices(SHARED, 8, 8).await;
     assert_eq!(shares.devices, again.devices);
     label("nonsense");
-    let message = until(&cluster, |cluster| cluster.events.first().cloned()).await;
+    let message = until(&cluster, |cluster| cluster.message(0)).await;
     assert_eq!(
         message,
         format!(
@@ -332,7 +332,7 @@ async fn the_nodes_label_chooses_the_configuration_and_a_bad_one_is_an_event() {
     let labels =
         |cluster: &mut Cluster| cluster.node.as_mut()?["metadata"]["labels"].as_object_mut()?.remove(key);
     labels(&mut cluster.lock().unwrap()).unwrap();
-    let message = until(&cluster, |cluster| cluster.events.get(1).cloned()).await;
+    let message = until(&cluster, |cluster| cluster.message(1)).await;
     assert!(
         message.contains("the node has no label nvidia.com/device-plugin.config, no default is set"),
         "{message}"
