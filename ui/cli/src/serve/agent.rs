@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use gantry_agent::{
-    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, IdentityMode, ShimOptions, serve_shim,
+    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, IdentityMode, ShimOptions,
+    serve_shim,
 };
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
