@@ -200,11 +200,20 @@ async fn the_agent_may_do_what_it_does() {
     create(&admin, &[node("node-1")]).await;
     let folder = tempfile::tempdir().unwrap();
     let gpus = SimGpus::new(Profile::named("t4").unwrap(), 2, "node-1", 0).unwrap();
+    std::fs::create_dir(folder.path().join("configs")).unwrap();
+    std::fs::write(folder.path().join("configs/usual"), "version: v1\n").unwrap();
+    let env = [
+        ("CONFIG_FILE_SRCDIR", folder.path().join("configs").to_str().unwrap()),
+        ("DEFAULT_CONFIG", "usual"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let config = gantry_agent::ConfigSource::from_env(std::collections::BTreeMap::new(), env.into()).unwrap();
     let (agent, _handle) = Agent::new(gantry_agent::Options {
         node_name: "node-1".to_owned(),
         backend: gpus,
         identity: IdentityMode::Kubelet,
         resource: "nvidia.com/gpu".to_owned(),
+        config,
         kubelet_dir: folder.path().join("plugins"),
         cdi_dir: folder.path().join("cdi"),
         driver_root: gantry_driver::Root::new(folder.path()),
@@ -228,6 +237,13 @@ async fn the_agent_may_do_what_it_does() {
     until("the node has labels", async || {
         let node = get(&admin, "/api/v1/nodes/node-1").await.unwrap();
         node["metadata"]["labels"]["nvidia.com/gpu.count"] == "2"
+    })
+    .await;
+    let label = json!({ "metadata": { "labels": { "nvidia.com/device-plugin.config": "unknown" } } });
+    patch(&admin, "/api/v1/nodes/node-1", label).await;
+    until("an Event says that there is no such configuration", async || {
+        let events = get(&admin, "/api/v1/namespaces/default/events").await.unwrap();
+        !events["items"].as_array().unwrap().is_empty()
     })
     .await;
     cancel.cancel();
