@@ -50,6 +50,7 @@ mod tests {
         let all = [
             "get nodes",
             "patch nodes",
+            "watch nodes",
             "list pods",
             "create gpunodes.gantry.dev",
             "patch gpunodes.gantry.dev/status",
