@@ -45,12 +45,19 @@ pub(super) fn lay_over(values: &mut Value, over: &Value) -> anyhow::Result<()> {
     merge(values, over, "")
 }
 
+/// Values that the cluster checks itself, and that may have other keys than the chart's own do.
+const FREE: &[&str] = &["affinity", "updateStrategy", "resources"];
+
+fn is_free(path: &str) -> bool {
+    path.split('.').any(|key| FREE.contains(&key))
+}
+
 fn merge(base: &mut Value, over: &Value, path: &str) -> anyhow::Result<()> {
     let (Value::Object(base), Value::Object(over)) = (base, over) else {
         bail!("values: must be an object, as in image: {{ tag: dev }}");
     };
     // What has no keys of its own takes any.
-    let free = base.is_empty() && !path.is_empty();
+    let free = (base.is_empty() && !path.is_empty()) || is_free(path);
     for (key, value) in over {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         let Some(old) = base.get_mut(key) else {
@@ -67,7 +74,7 @@ fn merge(base: &mut Value, over: &Value, path: &str) -> anyhow::Result<()> {
         match (&mut *old, value) {
             (Value::Object(map), Value::Object(_)) if !map.is_empty() => merge(old, value, &path)?,
             (Value::Null, _) | (_, Value::Null) => *old = value.clone(),
-            (known, value) if kind(known) != kind(value) => bail!(
+            (known, value) if kind(known) != kind(value) && !is_free(&path) => bail!(
                 "value {path}: invalid value {value}: must be {}, as in the chart's own {known}",
                 kind(known)
             ),
@@ -148,12 +155,11 @@ pub(super) fn schema(values: &Value, path: &str) -> Value {
                 .map(|(key, value)| (key.clone(), schema(value, &format!("{path}.{key}"))))
                 .collect();
             let mut schema = json!({ "type": "object", "properties": properties });
-            // What the cluster checks itself may have more keys than the chart's own values do, and Helm adds `global`.
-            let free = [".affinity", ".updateStrategy", ".resources"];
+            // Helm adds it.
             if path.is_empty() {
                 schema["properties"]["global"] = json!({ "type": "object" });
             }
-            schema["additionalProperties"] = free.iter().any(|end| path.contains(end)).into();
+            schema["additionalProperties"] = is_free(path).into();
             schema
         }
         Value::Object(_) => json!({ "type": "object" }),

@@ -315,6 +315,10 @@ mod tests {
         assert_eq!(set("affinity=null").unwrap()["affinity"], Value::Null);
         assert_eq!(set("privileged=false").unwrap()["privileged"], false);
         assert_eq!(
+            set("resources.limits.cpu=1").unwrap()["resources"]["limits"],
+            json!({ "cpu": 1, "memory": "128Mi" })
+        );
+        assert_eq!(
             set("scheduler.replica=1").unwrap_err(),
             "value scheduler.replica: the chart has none of this name"
         );
