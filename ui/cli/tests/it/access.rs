@@ -223,6 +223,7 @@ async fn the_agent_may_do_what_it_does() {
         clock: Arc::new(SystemClock),
         watch: None,
         features: gantry_agent::FeatureOptions::default(),
+        health: gantry_agent::HealthOptions::default(),
     })
     .unwrap();
     let cancel = CancellationToken::new();
