@@ -14,13 +14,23 @@ use crate::{Fault, Paths, Store};
 const VERSION_MISMATCH: u32 = 25;
 const INSUFFICIENT_SIZE: u32 = 7;
 
+/// `nvmlGpmMetric_t`.
+#[derive(Debug, PartialEq)]
+#[repr(C)]
+struct Row {
+    id: c_uint,
+    code: c_uint,
+    value: f64,
+    names: [usize; 3],
+}
+
 /// What follows `nvmlGpmMetricsGet_t`'s head, as a caller with an old header has it: room for two metrics.
 #[repr(C)]
 struct Request {
     version: c_uint,
     count: c_uint,
     samples: [usize; 2],
-    rows: [(c_uint, c_uint, f64, [usize; 3]); 2],
+    rows: [Row; 2],
     /// Must stay as it is.
     after: u64,
 }
@@ -108,12 +118,12 @@ fn callers_get_what_they_ask_for_and_codes_for_what_they_may_not() {
         version: 1,
         count: 2,
         samples: samples.map(|sample| sample.0),
-        rows: [(1, 9, 0.0, [1; 3]), (4_000, 9, 1.0, [1; 3])],
+        rows: [1, 4_000].map(|id| Row { id, code: 9, value: 1.0, names: [1; 3] }),
         after: 0x1234,
     };
     assert_eq!(gpm::nvmlGpmMetricsGet(Out::to(&mut metrics).cast()), 0);
-    assert_eq!(metrics.rows[0], (1, 0, 80.0, [0; 3]));
-    assert_eq!((metrics.rows[1].1, metrics.after), (Code::NOT_SUPPORTED.0, 0x1234));
+    assert_eq!(metrics.rows[0], Row { id: 1, code: 0, value: 80.0, names: [0; 3] });
+    assert_eq!((metrics.rows[1].code, metrics.after), (Code::NOT_SUPPORTED.0, 0x1234));
     assert_eq!(gpm::nvmlGpmSampleFree(samples[0]), 0);
     assert_eq!(gpm::nvmlGpmSampleFree(samples[0]), Code::INVALID_ARGUMENT.0);
 
