@@ -109,8 +109,6 @@ fn each_part_can_be_had_alone() {
             "ServiceAccount/gantry-agent",
             "ClusterRole/gantry-agent",
             "ClusterRoleBinding/gantry-agent",
-            "Role/gantry-agent",
-            "RoleBinding/gantry-agent",
             "DaemonSet/gantry-agent"
         ]
     );
