@@ -1,7 +1,9 @@
 //! The agent's life: start, keep registered, follow health, end.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
 use crate::facts::{Facts, Look};
-use crate::handle::Shared;
+use crate::handle::{Choice, Shared};
 use crate::health::{self, HealthOptions, Monitor, Outcome, Policy};
 use crate::links::{Context, Links};
 use crate::log::Log;
@@ -27,7 +29,8 @@ use crate::socket;
 use crate::state::State;
 use crate::watch::FolderEvents;
 use crate::{
-    ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, IdentityMode, LabelSink, cdi, sink,
+    ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, Identity, IdentityMode, LabelSink,
+    cdi, identity, nri, podresources, pods, sink,
 };
 
 /// How long what has changed of the driver may go on changing before it is looked at: an installer writes many files.
@@ -57,7 +60,12 @@ pub struct Options {
     /// The GPUs.
     pub backend: Arc<dyn GpuBackend>,
     /// Who decides which GPU a container gets.
-    pub identity: IdentityMode,
+    pub identity: Identity,
+    /// The socket of the container runtime's NRI, usually [`gantry_nri::SOCKET`]. Without, somebody else calls [`Handle::create_container`].
+    pub nri: Option<PathBuf>,
+    /// The socket of the kubelet's podresources service, usually `<root-dir>/pod-resources/kubelet.sock`. Without, the ledger does not
+    /// know what the kubelet decides.
+    pub pod_resources: Option<PathBuf>,
     /// The resource of whole GPUs to which the configuration gives no other name, usually `nvidia.com/gpu`.
     pub resource: String,
     /// What is offered, in the format of NVIDIA's device plugin.
@@ -130,13 +138,22 @@ impl Agent {
             None => ConfigSource { folder: None, file: None, ..options.config.clone() }.load(None)?.config,
         };
         let (node, resource) = (options.node_name.as_str().into(), options.resource.as_str().into());
-        let mut state = State::new(node, options.identity, resource, config);
+        let mut state = State::new(node, IdentityMode::Assignment, resource, config);
         let checkpoint = Checkpoint::new(options.state_dir.join(&endpoint).with_extension("checkpoint"));
         let restored = checkpoint.restore(&mut state)?;
         if let Restored::SetAside(path, cause) = &restored {
             tracing::warn!(node = options.node_name, path = %path.display(), cause, "unusable checkpoint set aside");
             log.write(format!("The checkpoint cannot be used and was moved to {}: {cause}", path.display()));
         }
+        // A node that finds out who decides begins as it was; one that was never there before finds out first.
+        let (last, auto) = (state.last_mode, options.identity == Identity::Auto && options.nri.is_some());
+        let mode = match options.identity {
+            Identity::Assignment => IdentityMode::Assignment,
+            Identity::Auto if auto => last.unwrap_or_default(),
+            Identity::Kubelet | Identity::Auto => IdentityMode::Kubelet,
+        };
+        state.set_mode(mode);
+        let choice = Choice { auto, nri: options.nri.is_some(), decided: !auto || last.is_some() };
         let health = options.state_dir.join(&endpoint).with_extension("health");
         let checks = state.config().health_checks.clone();
         let policy = Policy { checks, ..options.health.policy.clone() };
@@ -165,7 +182,7 @@ impl Agent {
             tracing::info!(node = options.node_name, "{line}");
             log.write(line);
         }
-        let shared = Arc::new(Shared::new(state, checkpoint, facts, log));
+        let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice));
         shared.publish(&shared.state());
         *shared.cdi() = cdi.known.clone();
         let handle = Handle(Arc::clone(&shared));
@@ -224,6 +241,8 @@ impl Agent {
             }
             (None, _) => {}
         }
+        self.follow(&reporting);
+        let mut decided = self.shared.decided.subscribe();
         let mut label = self.follow_label(&reporting);
         let mut patience = Some(Instant::now() + LABEL_PATIENCE);
         let watch = self.options.watch.clone().or_else(|| {
@@ -238,7 +257,7 @@ impl Agent {
             if folder.is_none() {
                 folder = watch.as_ref().and_then(|watch| watch.folder(&self.options.kubelet_dir).ok());
             }
-            if self.configured {
+            if *decided.borrow_and_update() && self.configured {
                 let context = Context {
                     folder: &self.options.kubelet_dir,
                     shared: &self.shared,
@@ -257,6 +276,7 @@ impl Agent {
                 Ok(()) = label.changed() => Event::Config,
                 () = configs.changed() => Event::Config,
                 () = wait_until(patience), if !self.configured => Event::Patience,
+                Ok(()) = decided.changed() => Event::Decided,
             };
             match event {
                 Event::Cancelled => break,
@@ -267,7 +287,7 @@ impl Agent {
                 Event::Look(Err(error)) => {
                     self.log(format!("Could not read the GPUs: {error}; trying again"));
                 }
-                Event::Folder { watched: true } => {}
+                Event::Folder { watched: true } | Event::Decided => {}
                 Event::Folder { watched: false } => folder = None,
                 Event::Registration(None) => {}
                 Event::Registration(Some(line)) => {
@@ -292,6 +312,32 @@ impl Agent {
         drop(subscription);
         links.end(&self.options.kubelet_dir);
         self.log("Stopped".to_owned());
+    }
+
+    /// Starts what follows runtime, kubelet and API server beside the agent's own loop.
+    fn follow(&self, cancel: &CancellationToken) {
+        let Options { node_name, client, .. } = &self.options;
+        let spawn = |task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            tokio::spawn(cancel.clone().run_until_cancelled_owned(task));
+        };
+        if let Some(socket) = &self.options.nri {
+            let options = nri_options(socket, &self.options.clock);
+            let plugin = Arc::new(nri::Plugin::new(Arc::clone(&self.shared)));
+            match gantry_nri::Connection::new(options, plugin) {
+                Ok((connection, handle)) => {
+                    tokio::spawn(connection.run(cancel.clone()));
+                    spawn(Box::pin(identity::govern(Arc::clone(&self.shared), handle.state())));
+                }
+                Err(error) => self.log(format!("NRI cannot be used: {error}")),
+            }
+        }
+        if let Some(client) = client.as_ref().filter(|_| self.options.nri.is_some()) {
+            let pods = Arc::clone(&self.shared.pods);
+            spawn(Box::pin(pods::follow(pods, client.clone(), node_name.as_str().into())));
+        }
+        if let Some(socket) = &self.options.pod_resources {
+            spawn(Box::pin(podresources::follow(Arc::clone(&self.shared), socket.clone())));
+        }
     }
 
     fn log(&self, text: String) {
@@ -510,12 +556,23 @@ impl Agent {
     }
 }
 
+fn nri_options(socket: &Path, clock: &SharedClock) -> gantry_nri::Options {
+    gantry_nri::Options {
+        socket: socket.to_path_buf(),
+        name: nri::NAME.to_owned(),
+        index: nri::INDEX.to_owned(),
+        clock: Arc::clone(clock),
+    }
+}
+
 fn count(gpus: &[Gpu]) -> (usize, usize) {
     (gpus.len(), gpus.iter().filter(|gpu| gpu.health.is_healthy()).count())
 }
 
 /// All that can wake the agent.
 enum Event {
+    /// It is known who decides.
+    Decided,
     Cancelled,
     Health(HealthEvent),
     /// Something happened in the kubelet's folder, or it has to be looked at because it is not watched.

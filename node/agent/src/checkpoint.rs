@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gantry_api::GpuNodeStatus;
+use gantry_api::{GpuNodeStatus, IdentityMode};
 use gantry_model::{Gpu, GpuId, PodKey};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,9 @@ struct Header {
 
 #[derive(Serialize, Deserialize)]
 struct Ledger {
+    /// Who decided last, for an agent that finds it out: what it offers at its next start is then what it offered at its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mode: Option<IdentityMode>,
     /// The GPU behind each slot; empty for a slot without one.
     slots: Vec<String>,
     pods: Vec<PodRecord>,
@@ -195,7 +198,11 @@ fn ledger(state: &State) -> Ledger {
         containers: pod.containers.iter().map(|(name, record)| (name.clone(), container(record))).collect(),
     };
     let slot = |gpu: Option<&GpuId>| gpu.map(GpuId::to_string).unwrap_or_default();
-    Ledger { slots: state.slots().map(slot).collect(), pods: state.pods().map(pod).collect() }
+    Ledger {
+        mode: Some(state.mode),
+        slots: state.slots().map(slot).collect(),
+        pods: state.pods().map(pod).collect(),
+    }
 }
 
 pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
@@ -224,6 +231,7 @@ pub(crate) fn decode(text: &[u8], state: &mut State) -> Result<(), String> {
         pods.push(Pod { key, containers });
     }
     state.restore(gpus, topology, &slots, pods);
+    state.last_mode = ledger.mode;
     Ok(())
 }
 

@@ -212,6 +212,30 @@ pub enum Error {
     /// The kubelet does not answer.
     #[error("register with the kubelet: no answer within {0} s")]
     RegisterTimeout(u64),
+    /// A slot was granted, and nobody says any more which GPU it means.
+    #[error(
+        "device {id} was granted while the container runtime asked this agent which GPU it stands for, and the node has changed \
+         to the kubelet's choice: delete the pod, or turn NRI on again"
+    )]
+    OrphanedSlot {
+        /// The slot.
+        id: String,
+    },
+    /// The container runtime does not ask the agent, so a container would be created without its GPUs.
+    #[error(
+        "devices {devices} cannot be used yet: the container runtime does not ask this agent which GPUs they stand for ({why}); \
+         enable NRI in the runtime (containerd: plugins.'io.containerd.nri.v1.nri'.disable = false), or run the agent with the \
+         kubelet's choice of GPUs"
+    )]
+    NotAsked {
+        /// The devices that the kubelet granted.
+        devices: String,
+        /// Why the runtime does not ask.
+        why: String,
+    },
+    /// The connection to the container runtime cannot be configured.
+    #[error(transparent)]
+    Nri(#[from] gantry_nri::Error),
     /// The GPUs cannot be asked.
     #[error(transparent)]
     Gpu(#[from] gantry_gpu::Error),
@@ -225,7 +249,8 @@ impl From<Error> for tonic::Status {
         let text = error.to_string();
         match error {
             Error::UnknownDevice { .. } => Self::not_found(text),
-            Error::UnhealthyDevice { .. } => Self::failed_precondition(text),
+            Error::UnhealthyDevice { .. } | Error::OrphanedSlot { .. } => Self::failed_precondition(text),
+            Error::NotAsked { .. } => Self::unavailable(text),
             Error::Preference { .. } | Error::NothingAsked { .. } | Error::OneShare { .. } => {
                 Self::invalid_argument(text)
             }

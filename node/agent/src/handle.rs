@@ -7,15 +7,17 @@ use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
 use gantry_cdi::DeviceName;
 use gantry_driver::Machine;
 use gantry_model::{Gpu, GpuId, PodKey};
+use gantry_nri::State as Nri;
 use gantry_nvidia_config::Config;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::checkpoint::Checkpoint;
 use crate::facts::Facts;
 use crate::health::Verdict;
 use crate::log::Log;
+use crate::pods::NodePods;
 use crate::response::Host;
-use crate::state::{Created, Lists, State};
+use crate::state::{Created, Listed, Lists, State};
 use crate::{Error, IdentityMode, LogLine, cdi};
 
 /// A container that is about to be created, as the runtime knows it (NRI's `CreateContainer`).
@@ -63,10 +65,32 @@ pub(crate) struct Shared {
     cdi: Mutex<cdi::Known>,
     /// What is wrong with the configuration that the node should have, while it has another.
     pub(crate) config_fault: watch::Sender<Option<String>>,
+    /// How it is found out who decides.
+    pub(crate) choice: Choice,
+    /// Whether the container runtime asks the agent.
+    pub(crate) nri: watch::Sender<Nri>,
+    /// Whether it is known who decides. Nothing is offered before.
+    pub(crate) decided: watch::Sender<bool>,
+    /// Told of each allocation.
+    pub(crate) allocated: Notify,
+    /// The pods of the node, where there is an API server.
+    pub(crate) pods: Arc<NodePods>,
+}
+
+/// How it is found out who decides.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Choice {
+    /// Whether it may change.
+    pub(crate) auto: bool,
+    /// Whether the container runtime is to ask through NRI.
+    pub(crate) nri: bool,
+    /// Whether it is known from the beginning.
+    pub(crate) decided: bool,
 }
 
 impl Shared {
-    pub(crate) fn new(state: State, checkpoint: Checkpoint, facts: Facts, log: Log) -> Self {
+    pub(crate) fn new(state: State, checkpoint: Checkpoint, facts: Facts, log: Log, choice: Choice) -> Self {
+        let nri = Nri::Away { since: log.now(), why: "NRI is not used".to_owned() };
         let devices = Arc::new(state.lists());
         Self {
             state: Mutex::new(state),
@@ -80,7 +104,65 @@ impl Shared {
             registrations: watch::Sender::new(0),
             cdi: Mutex::default(),
             config_fault: watch::Sender::new(None),
+            choice,
+            nri: watch::Sender::new(nri),
+            decided: watch::Sender::new(choice.decided),
+            allocated: Notify::new(),
+            pods: Arc::default(),
         }
+    }
+
+    /// Writes a line into the agent's log and into the process's.
+    pub(crate) fn say(&self, text: String) {
+        tracing::info!(node = &*self.state().node, "{text}");
+        self.log.write(text);
+    }
+
+    /// Changes who decides, for this reason. What is held stays as it is.
+    pub(crate) fn set_mode(&self, mode: IdentityMode, why: &str) {
+        let who = match mode {
+            IdentityMode::Assignment => "the scheduler's assignment",
+            IdentityMode::Kubelet => "the kubelet",
+        };
+        let changed = {
+            let mut state = self.state();
+            let changed = state.set_mode(mode);
+            if changed {
+                self.publish(&state);
+            }
+            changed
+        };
+        if self.decided.send_replace(true) && !changed {
+            return;
+        }
+        self.say(format!("Identity: {who} decides which GPU a container gets, because {why}"));
+    }
+
+    /// Records a container that runs.
+    pub(crate) fn learn(&self, container: &ContainerIdentity, gpus: &[GpuId]) -> Result<bool, Error> {
+        let mut state = self.state();
+        let learned = state.learn(container, gpus)?;
+        if learned {
+            self.untold.send_modify(|count| *count += 1);
+            self.publish(&state);
+        }
+        Ok(learned)
+    }
+
+    /// Takes over what the kubelet lists; `known` are the pods that were known when it was asked.
+    pub(crate) fn follow(&self, listed: &[Listed], known: &BTreeSet<String>, told: &mut Vec<String>) {
+        let mut state = self.state();
+        let (changed, contradictions) =
+            state.follow(listed, known, |namespace, name| self.pods.uid(namespace, name));
+        if changed {
+            self.untold.send_modify(|count| *count += 1);
+            self.publish(&state);
+        }
+        drop(state);
+        for text in contradictions.iter().filter(|text| !told.contains(text)) {
+            self.say(format!("Podresources: {text}"));
+        }
+        *told = contradictions;
     }
 
     pub(crate) fn cdi(&self) -> MutexGuard<'_, cdi::Known> {
@@ -175,6 +257,16 @@ impl Handle {
             self.0.untold.send_modify(|count| *count += 1);
             self.0.publish(&state);
         }
+    }
+
+    /// Who decides which GPU a container gets.
+    pub fn identity_mode(&self) -> IdentityMode {
+        self.0.state().mode
+    }
+
+    /// Whether the container runtime asks the agent through NRI, and every change of it.
+    pub fn nri(&self) -> watch::Receiver<Nri> {
+        self.0.nri.subscribe()
     }
 
     /// The GPUs by index, with their health.

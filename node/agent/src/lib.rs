@@ -18,10 +18,18 @@
 //! and how often. Each resource has a server and a registration of its own. Another configuration changes what is offered and
 //! nothing that is held: a GPU that a pod has whole becomes shares when that pod is gone.
 //!
+//! With [`Identity::Auto`] a node has the first where its runtime asks the agent through NRI, and the second where none does; then the
+//! ledger follows the kubelet's podresources service. A device that somebody has is offered under the id under which it was granted,
+//! whatever the mode is now: the kubelet counts by ids.
+//!
+//! **Failing closed.** A runtime without its plugin creates containers without asking. So the kubelet asks first
+//! (`PreStartContainer`), and is held up until the runtime is there.
+//!
 //! **Last line of defence.** A GPU that one pod owns is never given to another, whoever says so; the refusal names both.
 //!
-//! Everything that decides is in `state` and `response`, which do no I/O. The rest carries: `plugin` the gRPC service, `agent` the
-//! loop, `links` what keeps resources registered, `node_config` and `node_label` the configuration, `report` the API objects, `cdi`, `checkpoint` and `watch` the file system.
+//! Everything that decides is in `state` and `response`, which do no I/O. The rest carries: `plugin` the gRPC service, `nri` the
+//! questions of the container runtime, `identity` who decides, `agent` the loop, `links` what keeps resources registered, `node_config` and `node_label` the configuration, `report` the API objects, `pods` and
+//! `podresources` what API server and kubelet know of pods, `cdi`, `checkpoint` and `watch` the file system.
 
 mod agent;
 mod cdi;
@@ -33,13 +41,17 @@ mod facts;
 pub mod fuzzing;
 mod handle;
 mod health;
+mod identity;
 mod labels;
 mod links;
 mod log;
 mod node_config;
 mod node_label;
 mod notify;
+mod nri;
 mod plugin;
+mod podresources;
+mod pods;
 mod report;
 mod response;
 mod shim;
@@ -52,9 +64,11 @@ pub use agent::{Agent, Options};
 pub use cdi::DeviceRoots;
 pub use error::Error;
 pub use gantry_api::IdentityMode;
+pub use gantry_nri::State as NriState;
 pub use gantry_shim::AGENT_SOCKET as SHIM_SOCKET;
 pub use handle::{Adjustment, ContainerIdentity, Handle};
 pub use health::{HealthOptions, HealthProfile, InvalidOverrides, Policy, Response};
+pub use identity::Identity;
 pub use labels::{LabelInput, MigStrategy, Offer, Replicas, SharingKind, feature_labels};
 pub use log::LogLine;
 pub use node_config::{CONFIG_LABEL, ConfigSource, Fallback};

@@ -39,6 +39,10 @@ impl Log {
         Self { clock, lines: Mutex::default(), count: watch::Sender::new(0) }
     }
 
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
     pub(crate) fn write(&self, text: impl Into<String>) {
         let line = LogLine { at: self.clock.now(), text: text.into() };
         {

@@ -2,17 +2,24 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use gantry_kit::CancellationToken;
+use gantry_nri::State as Nri;
 use gantry_proto::deviceplugin as api;
 use gantry_proto::deviceplugin::device_plugin_server::DevicePlugin;
+use gantry_shim::devices_annotation;
+use tokio::time::timeout;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-use crate::IdentityMode;
 use crate::handle::Shared;
 use crate::response::response;
+use crate::{Error, IdentityMode};
+
+/// How long `PreStartContainer` waits for the container runtime. The kubelet waits 30 s.
+const PRE_START: Duration = Duration::from_secs(25);
 
 pub(crate) struct Plugin {
     shared: Arc<Shared>,
@@ -24,12 +31,14 @@ pub(crate) struct Plugin {
 }
 
 /// What the kubelet has to call. With assignments it makes no difference which slots it chooses, so it need not ask where there are
-/// none but slots.
+/// none but slots. Where the runtime has to ask before a container is created, the kubelet asks first whether it will.
 pub(crate) fn options(shared: &Shared, resource: &str) -> api::DevicePluginOptions {
     let state = shared.state();
     api::DevicePluginOptions {
-        pre_start_required: false,
-        get_preferred_allocation_available: state.mode == IdentityMode::Kubelet
+        pre_start_required: shared.choice.nri,
+        // What is registered cannot follow a mode that changes.
+        get_preferred_allocation_available: shared.choice.auto
+            || state.mode == IdentityMode::Kubelet
             || !state.has_slots_alone(resource),
     }
 }
@@ -42,6 +51,19 @@ impl Plugin {
         stop: CancellationToken,
     ) -> Self {
         Self { shared, resource, options, stop }
+    }
+
+    /// Waits until the container runtime asks the agent: without, a container would be created without what its slots stand for.
+    async fn hold(&self, devices: &[String]) -> Result<(), Error> {
+        let mut nri = self.shared.nri.subscribe();
+        let _ = self.stop.run_until_cancelled(timeout(PRE_START, nri.wait_for(Nri::is_connected))).await;
+        let why = match &*self.shared.nri.borrow() {
+            Nri::Connected { .. } => return Ok(()),
+            Nri::Away { since, why } => format!("since {since:.0}: {why}"),
+        };
+        let error = Error::NotAsked { devices: devices.join(","), why };
+        self.shared.log.write(format!("Held up a container: {error}"));
+        Err(error)
     }
 }
 
@@ -103,13 +125,17 @@ impl DevicePlugin for Plugin {
         let answer = |container: api::ContainerAllocateRequest| -> Result<_, crate::Error> {
             let parts = state.allocate(&self.resource, &container.devices_ids)?;
             // Which GPU a slot means is decided when the container is created; only then is it injected.
-            if parts.is_empty() {
-                return Ok(api::ContainerAllocateResponse::default());
-            }
-            response(state.config(), &self.resource, &parts, &host)
+            let mut answer = match &parts[..] {
+                [] => api::ContainerAllocateResponse::default(),
+                parts => response(state.config(), &self.resource, parts, &host)?,
+            };
+            let key = devices_annotation(&self.resource);
+            answer.annotations.insert(key, container.devices_ids.join(","));
+            Ok(answer)
         };
         let requests = request.into_inner().container_requests;
         let container_responses = requests.into_iter().map(answer).collect::<Result<_, crate::Error>>()?;
+        self.shared.allocated.notify_one();
         Ok(Response::new(api::AllocateResponse { container_responses }))
     }
 
@@ -117,8 +143,11 @@ impl DevicePlugin for Plugin {
         &self,
         request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        // Never asked for by our options; answered for a kubelet that asks nevertheless.
-        self.shared.state().allocate(&self.resource, &request.into_inner().devices_ids)?;
+        let devices = request.into_inner().devices_ids;
+        let slots = self.shared.state().pre_start(&devices)?;
+        if slots && self.options.pre_start_required {
+            self.hold(&devices).await?;
+        }
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }

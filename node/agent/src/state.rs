@@ -18,11 +18,13 @@ use gantry_gpu::Inventory;
 use gantry_model::{Fault, FaultKind, Gpu, GpuId, Health, Link, LinkKind, MAX_GPUS, PodKey, Topology};
 use gantry_nvidia_config::Config;
 
+mod follow;
 mod ledger;
 mod offers;
 mod plan;
 mod prefer;
 
+pub(crate) use follow::Listed;
 pub(crate) use ledger::Created;
 pub(crate) use offers::{Lists, Part};
 pub(crate) use plan::Misfit;
@@ -34,6 +36,8 @@ use plan::Plan;
 pub(crate) struct State {
     pub(crate) node: Arc<str>,
     pub(crate) mode: IdentityMode,
+    /// The mode of the run that wrote the checkpoint.
+    pub(crate) last_mode: Option<IdentityMode>,
     /// The resource of whole GPUs that no rule names.
     primary: Arc<str>,
     config: Arc<Config>,
@@ -86,6 +90,7 @@ impl State {
         Self {
             node,
             mode,
+            last_mode: None,
             primary,
             config,
             gpus: Vec::new(),
@@ -148,6 +153,16 @@ impl State {
         self.pods = pods.into_iter().map(|pod| (Arc::clone(&pod.key.uid), pod)).collect();
         self.replan();
         self.rebuild(slots);
+    }
+
+    /// Changes who decides. What is held stays as it is. `true` if that is a change.
+    pub(crate) fn set_mode(&mut self, mode: IdentityMode) -> bool {
+        let changed = self.mode != mode;
+        self.mode = mode;
+        if changed {
+            self.arrange();
+        }
+        changed
     }
 
     /// Offers the cards as another configuration says. One that does not fit them changes nothing.

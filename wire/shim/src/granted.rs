@@ -11,7 +11,13 @@ use crate::Error;
 /// is ids separated by commas, in the kubelet's order.
 pub const DEVICES_ANNOTATION: &str = "gantry.dev/devices.";
 
-/// The annotation that tells which GPUs a container was given: somebody has asked the agent already, and has brought them.
+/// The key under which the answer to `Allocate` says which devices of a resource it grants. Each resource has its own: of two answers
+/// with the same key the kubelet keeps one.
+pub fn devices_annotation(resource: &str) -> String {
+    format!("{DEVICES_ANNOTATION}{}", resource.replace('/', "_"))
+}
+
+/// The annotation that tells which GPUs a container was given, ids separated by commas in the order of its devices: somebody has asked the agent already, and has brought them.
 pub const GPUS_ANNOTATION: &str = "gantry.dev/gpus";
 
 /// The most devices that one container can be granted: more than any node offers.
@@ -72,6 +78,12 @@ mod tests {
     use super::*;
 
     const GPU: &str = "gantry.dev/devices.nvidia.com_gpu";
+
+    #[test]
+    fn each_resource_has_a_key_that_kubernetes_takes() {
+        assert_eq!(devices_annotation("nvidia.com/gpu"), GPU);
+        assert_eq!(devices_annotation("nvidia.com/gpu.shared"), "gantry.dev/devices.nvidia.com_gpu.shared");
+    }
 
     #[test]
     fn devices_of_several_resources_come_together() {

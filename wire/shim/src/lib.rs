@@ -16,7 +16,9 @@ mod granted;
 mod message;
 
 pub use error::Error;
-pub use granted::{DEVICES_ANNOTATION, GPUS_ANNOTATION, MAX_DEVICES, granted_devices, is_slot};
+pub use granted::{
+    DEVICES_ANNOTATION, GPUS_ANNOTATION, MAX_DEVICES, devices_annotation, granted_devices, is_slot,
+};
 pub use message::{Answer, MAX_LINE, Pod, Request};
 
 /// Where the node agent listens, for root alone.

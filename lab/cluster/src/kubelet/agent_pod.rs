@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, Handle, HealthOptions, IdentityMode, Options};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, Handle, HealthOptions, Identity, Options};
 use gantry_kit::CancellationToken;
 use serde_json::{Value, json};
 
@@ -90,7 +90,9 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
     let options = Options {
         node_name: machine.plate.name.clone(),
         backend: gpus,
-        identity: IdentityMode::Assignment,
+        identity: Identity::Assignment,
+        nri: None,
+        pod_resources: None,
         resource: GPU_RESOURCE.to_owned(),
         config: ConfigSource::default(),
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),

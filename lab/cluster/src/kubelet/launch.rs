@@ -120,7 +120,9 @@ impl Kubelet {
         for name in devices.cdi.iter().map(String::as_str).chain(annotated) {
             names.push(name.trim().parse::<DeviceName>().map_err(|error| create(error.to_string()))?);
         }
-        let granted: Vec<String> = devices.ids.values().flatten().cloned().collect();
+        // What the agent's answer to Allocate says of itself, as a plugin of a runtime finds it in the container's annotations.
+        let told = devices.annotations.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let granted = gantry_shim::granted_devices(told).map_err(|error| create(error.to_string()))?;
         // A runtime tells NRI of every container; the agent has nothing to say of one that neither side gave a device.
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         if granted.is_empty() && !annotations.contains_key(ASSIGNMENT_ANNOTATION) {

@@ -98,7 +98,7 @@ impl State {
     }
 
     /// What the kubelet means by an id: also one that is no longer offered, for a container of earlier days that is started again.
-    fn granted(&self, id: &str) -> Result<Unit, Error> {
+    pub(super) fn granted(&self, id: &str) -> Result<Unit, Error> {
         if let Some(unit) = self.offers.get(id) {
             return Ok(unit.clone());
         }
@@ -108,10 +108,6 @@ impl State {
             let resource =
                 entry.map_or_else(|| Arc::clone(&self.primary), |entry| Arc::clone(&entry.resource));
             Some(Unit { id: id.to_owned(), resource, gpu, partition, replica, slot: None })
-        });
-        // With assignments a whole GPU is a slot, and nothing but its assignment says which.
-        let former = former.filter(|unit| {
-            self.mode == IdentityMode::Kubelet || unit.replica.is_some() || unit.partition.is_some()
         });
         former.ok_or_else(|| Error::UnknownDevice {
             id: id.chars().take(80).collect(),
@@ -231,6 +227,26 @@ impl State {
 
     /// Refuses a device that is out of service, or that another pod has: as a whole, as the same share, or its card or a partition of it.
     fn check(&self, container: &ContainerIdentity, wanted: &Held) -> Result<(), Error> {
+        if let Some(owner) = self.other_owner(&container.pod.uid, wanted) {
+            return Err(Error::Taken {
+                gpu: wanted.device.clone(),
+                pod: Box::new(container.pod.clone()),
+                owner: Box::new(owner.clone()),
+            });
+        }
+        if let Some(fault) = self.position(&wanted.device).and_then(|position| self.fault(position)) {
+            return Err(Error::UnhealthyGpu {
+                pod: Box::new(container.pod.clone()),
+                container: container.name.clone(),
+                gpu: wanted.device.clone(),
+                fault: fault.clone(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The pod that has a device, as a whole, as the same share, or its card or a partition of it, if it is another than this one.
+    pub(super) fn other_owner(&self, uid: &str, wanted: &Held) -> Option<&PodKey> {
         let position = self.position(&wanted.device);
         let related = |held: &&Held| {
             let same = held.device == wanted.device && !compatible(held, wanted);
@@ -240,26 +256,11 @@ impl State {
                     .zip(position)
                     .is_some_and(|(a, b)| a.gpu == b.gpu && (a.partition.is_none() || b.partition.is_none())))
         };
-        let mut others = self.pods.values().filter(|pod| pod.key.uid != container.pod.uid);
+        let mut others = self.pods.values().filter(|pod| *pod.key.uid != *uid);
         let owner = others.find(|pod| {
             pod.containers.values().flat_map(|container| &container.held).any(|held| related(&held))
         });
-        if let Some(owner) = owner {
-            return Err(Error::Taken {
-                gpu: wanted.device.clone(),
-                pod: Box::new(container.pod.clone()),
-                owner: Box::new(owner.key.clone()),
-            });
-        }
-        if let Some(fault) = position.and_then(|position| self.fault(position)) {
-            return Err(Error::UnhealthyGpu {
-                pod: Box::new(container.pod.clone()),
-                container: container.name.clone(),
-                gpu: wanted.device.clone(),
-                fault: fault.clone(),
-            });
-        }
-        Ok(())
+        owner.map(|owner| &owner.key)
     }
 
     /// Records what a pod's assignment says, for a pod that runs already. `false` where it says nothing for this node.

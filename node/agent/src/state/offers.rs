@@ -88,8 +88,14 @@ impl State {
     /// Makes the offers anew. Slots keep their GPUs in the given order; GPUs that are new among the slots fill gaps in index order.
     pub(super) fn rebuild(&mut self, order: &[Option<GpuId>]) {
         let wanted = self.wanted();
+        // As long as somebody has a GPU it is offered as it was granted: the kubelet counts by ids, and a second id would be a second GPU.
+        let granted = self.granted_ids();
         let is_slot = |held: &Held| {
-            self.mode == IdentityMode::Assignment && held.replica.is_none() && held.resource == self.primary
+            let as_slot = match granted.get(held) {
+                Some(id) => gantry_shim::is_slot(id),
+                None => self.mode == IdentityMode::Assignment,
+            };
+            as_slot && held.replica.is_none() && held.resource == self.primary
         };
         let position = |id: &GpuId| self.gpus.iter().position(|gpu| gpu.id == *id);
         let mut rest: BTreeSet<usize> =
@@ -138,6 +144,12 @@ impl State {
         let by_id = units.iter().enumerate().map(|(at, unit)| (unit.id.clone(), at)).collect();
         self.slots = slots;
         self.offers = Offers { units, by_id };
+    }
+
+    /// Under which id everything that is held was granted, as far as that is known.
+    fn granted_ids(&self) -> BTreeMap<&Held, &String> {
+        let containers = self.pods.values().flat_map(|pod| pod.containers.values());
+        containers.flat_map(|container| container.held.iter().zip(&container.devices)).collect()
     }
 
     /// What is to be offered: what is held, as it is held, and of the plan what does not contradict that.

@@ -5,6 +5,7 @@ mod driver;
 mod health;
 mod kubelet;
 mod labels;
+mod nri;
 mod plugin;
 mod reports;
 mod sharing;
@@ -14,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gantry_agent::{
-    Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, IdentityMode, Options,
+    Agent, ConfigSource, FeatureOptions, FolderWatch, Handle, HealthOptions, Identity, Options,
 };
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{CancellationToken, VirtualClock};
@@ -48,12 +49,14 @@ impl Node {
         self.root.path().join("plugins")
     }
 
-    pub(crate) fn options(&self, identity: IdentityMode) -> Options {
+    pub(crate) fn options(&self, identity: impl Into<Identity>) -> Options {
         let at = |name| self.root.path().join(name);
         Options {
             node_name: "node-1".into(),
             backend: self.gpus.clone(),
-            identity,
+            identity: identity.into(),
+            nri: None,
+            pod_resources: None,
             resource: GPU.into(),
             config: ConfigSource::default(),
             kubelet_dir: self.plugins(),
@@ -69,7 +72,7 @@ impl Node {
         }
     }
 
-    pub(crate) fn start(&self, identity: IdentityMode) -> Running {
+    pub(crate) fn start(&self, identity: impl Into<Identity>) -> Running {
         start(self.options(identity))
     }
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use gantry_agent::{
-    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, IdentityMode, ShimOptions,
-    serve_shim,
+    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, ShimOptions, serve_shim,
 };
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
@@ -61,6 +60,9 @@ pub(crate) struct AgentOptions {
     /// Where gantry-runtime asks, with --identity shim.
     #[arg(long, value_name = "FILE", default_value = gantry_agent::SHIM_SOCKET, env = "GANTRY_SHIM_SOCKET")]
     shim_socket: PathBuf,
+    /// Where the container runtime listens for NRI plugins.
+    #[arg(long, value_name = "FILE", default_value = "/var/run/nri/nri.sock", env = "GANTRY_NRI_SOCKET")]
+    nri_socket: PathBuf,
     /// Offer simulated GPUs instead of the driver's, such as a100-80 or t4:2; 8 unless told otherwise.
     #[arg(long, value_name = "PROFILE[:COUNT]", env = "GANTRY_SIMULATE")]
     simulate: Option<Simulated>,
@@ -71,7 +73,7 @@ pub(crate) struct AgentOptions {
 /// Who decides which GPU a container gets.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Identity {
-    /// Whatever this node can do.
+    /// The scheduler where the container runtime speaks NRI, the kubelet where it does not.
     Auto,
     /// The scheduler; the container runtime tells whose container is created, through NRI.
     Nri,
@@ -157,15 +159,11 @@ async fn prepare(
     client: kube::Client,
 ) -> anyhow::Result<Option<(Agent, Handle)>> {
     let identity = match options.identity {
-        Identity::Auto | Identity::Kubelet => IdentityMode::Kubelet,
-        Identity::Shim => IdentityMode::Assignment,
-        Identity::Nri => {
-            return Err(hint::error(
-                "--identity nri: this version does not speak NRI yet",
-                "--identity auto",
-            ));
-        }
+        Identity::Auto => gantry_agent::Identity::Auto,
+        Identity::Nri | Identity::Shim => gantry_agent::Identity::Assignment,
+        Identity::Kubelet => gantry_agent::Identity::Kubelet,
     };
+    let nri = matches!(options.identity, Identity::Auto | Identity::Nri).then(|| options.nri_socket.clone());
     let roots = roots(options)?;
     let env = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
@@ -186,6 +184,8 @@ async fn prepare(
                 node_name: node_name.to_owned(),
                 backend,
                 identity,
+                nri: nri.clone(),
+                pod_resources: Some(options.kubelet_root.join("pod-resources/kubelet.sock")),
                 resource: options.resource.clone(),
                 config: config.clone(),
                 kubelet_dir: options.kubelet_root.join("device-plugins"),

@@ -129,6 +129,9 @@ pub struct PodSandbox {
     >,
     #[prost(string, tag = "7")]
     pub runtime_handler: ::prost::alloc::string::String,
+    /// The sandbox's process, 0 once it has ended. Runtimes before NRI 0.9 do not tell it.
+    #[prost(uint32, tag = "9")]
+    pub pid: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Container {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, ConfigSource, FeatureOptions, HealthOptions, IdentityMode};
+use gantry_agent::{Agent, ConfigSource, FeatureOptions, HealthOptions, Identity};
 use gantry_cluster::{DeviceManager, DeviceManagerOptions};
 use gantry_gpu::{Profile, SimGpus};
 use gantry_kit::{SystemClock, Tasks};
@@ -111,7 +111,9 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
     let (agent, handle) = Agent::new(gantry_agent::Options {
         node_name: "node-1".to_owned(),
         backend: gpus,
-        identity: IdentityMode::Assignment,
+        identity: Identity::Assignment,
+        nri: None,
+        pod_resources: None,
         resource: "nvidia.com/gpu".to_owned(),
         config: ConfigSource::default(),
         kubelet_dir: plugins.to_owned(),
