@@ -47,6 +47,10 @@ impl Plugin for Recorder {
             "refused" => Err("pod a, container refused: 2 GPUs are wanted and 1 is free".to_owned()),
             "panic" => panic!("a bug"),
             "slow" => {
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a plugin that blocks, on a thread of its own"
+                )]
                 std::thread::sleep(Duration::from_millis(100));
                 Ok(ContainerAdjustment::default())
             }

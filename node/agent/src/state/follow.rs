@@ -111,7 +111,8 @@ impl State {
         let mut contradictions = Vec::new();
         for Listed { namespace, pod, container, devices } in listed {
             let named = |known: &&Pod| *known.key.namespace == **namespace && *known.key.name == **pod;
-            let key = self.pods.values().find(named).map(|pod| pod.key.clone()).unwrap_or_else(|| PodKey {
+            let key = self.pods.values().find(named).map(|pod| pod.key.clone());
+            let key = key.unwrap_or_else(|| PodKey {
                 namespace: namespace.as_str().into(),
                 name: pod.as_str().into(),
                 // The kubelet tells no UIDs. Names are as good as long as nobody else tells one.
