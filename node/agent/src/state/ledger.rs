@@ -169,6 +169,17 @@ impl State {
             if self.slots.contains(&Some(position)) {
                 return Ok(position);
             }
+            // Given whole under its own id: it is no slot until it is free.
+            let whole = Held { resource: Arc::clone(&self.primary), device: gpu.clone(), replica: None };
+            if let Some(owner) =
+                self.other_owner(&pod.uid, &whole).filter(|_| self.holds().any(|held| *held == whole))
+            {
+                return Err(Error::Taken {
+                    gpu: gpu.clone(),
+                    pod: Box::new(pod.clone()),
+                    owner: Box::new(owner.clone()),
+                });
+            }
             let units = self.offers.units().filter(|unit| unit.gpu == position);
             let resources: BTreeSet<&str> = units.map(|unit| &*unit.resource).collect();
             Err(Error::NotWhole {
