@@ -58,8 +58,7 @@ pub(crate) async fn follow(shared: Arc<Shared>, socket: PathBuf) {
 
 /// The resources that the agent offers, or has offered.
 fn resources(shared: &Shared) -> BTreeSet<String> {
-    let mut resources: BTreeSet<String> =
-        shared.devices.borrow().keys().map(|name| name.to_string()).collect();
+    let mut resources: BTreeSet<String> = shared.devices.borrow().keys().map(ToString::to_string).collect();
     resources.insert(shared.state().primary().to_string());
     resources
 }
