@@ -66,8 +66,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             }
         }
     }
-    for (tier, Count { passed, ignored }) in counts {
-        println!("{tier} tier: {passed} end-to-end tests passed, {ignored} skipped");
+    for (tier, Count { passed, skipped }) in counts {
+        println!("{tier} tier: {passed} end-to-end tests passed, {skipped} skipped with the reasons above");
     }
     println!("all tests passed");
     Ok(())
@@ -126,7 +126,8 @@ fn kubernetes() -> anyhow::Result<Count> {
 #[derive(Default)]
 struct Count {
     passed: usize,
-    ignored: usize,
+    /// Each with its reason, among the lines of output.
+    skipped: usize,
 }
 
 /// Runs the end-to-end tests and counts them.
@@ -142,20 +143,27 @@ fn end_to_end(environment: &[(&str, &str)], arguments: &[&str]) -> anyhow::Resul
         .stdout(Stdio::piped())
         .spawn()
         .context("start cargo test")?;
-    let mut count = Count::default();
+    let (mut count, mut left_out) = (Count::default(), 0);
     let output = child.stdout.take().context("invariant: standard output is piped")?;
     for line in BufReader::new(output).lines() {
         let line = line?;
         println!("{line}");
+        // Those end well, for the test harness knows no other way to leave one out while it runs.
+        if line.starts_with("skipped") {
+            left_out += 1;
+        }
         if let Some(result) = line.strip_prefix("test result: ") {
             count.passed += number(result, " passed");
-            count.ignored += number(result, " ignored");
+            count.skipped += number(result, " ignored");
         }
     }
     let status = child.wait()?;
     if !status.success() {
         bail!("cargo {} failed: {status}", words.join(" "));
     }
+    // Counted among those that passed, too.
+    count.passed = count.passed.saturating_sub(left_out);
+    count.skipped += left_out;
     Ok(count)
 }
 

@@ -76,7 +76,7 @@ async fn a_list_that_is_a_watch_says_where_the_list_ends() {
     assert_eq!((&bookmark["kind"], &bookmark["apiVersion"]), (&json!("ConfigMap"), &json!("v1")));
 
     let (code, status) = get(&server, &format!("{MAPS}?watch=1&sendInitialEvents=true")).await;
-    assert_eq!((code, &status["reason"]), (400, &json!("BadRequest")));
+    assert_eq!((code, &status["reason"]), (422, &json!("Invalid")));
 }
 
 #[tokio::test(start_paused = true)]

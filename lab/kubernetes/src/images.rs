@@ -30,6 +30,11 @@ case "$*" in *device_count*) ls /dev | grep -c '^nvidia[0-9]' ;; esac
 exec workload python "$@"
 "#;
 
+/// Debian's busybox is built without it.
+const PRINTENV: &str = r#"#!/bin/sh
+for name; do env | sed -n "s/^$name=//p"; done
+"#;
+
 /// What a cluster's nodes run without the world outside.
 #[derive(Debug)]
 pub(crate) struct Images {
@@ -45,7 +50,7 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Im
     let listed = Command::new(&busybox).arg("--list").output();
     let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
     let version = artefacts.debian.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let folder = cache.built(&format!("images-2-{version}"), |folder| {
+    let folder = cache.built(&format!("images-3-{version}"), |folder| {
         let base = |name: &str| {
             let mut image = Image::new(name)
                 .uncompressed()
@@ -68,6 +73,7 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Im
             .bytes("/usr/local/bin/workload", WORKLOAD, 0o755)
             .bytes("/usr/bin/python", PYTHON, 0o755)
             .symlink("/usr/bin/python3", "python")
+            .bytes("/usr/bin/printenv", PRINTENV, 0o755)
             .libraries_of(own)
             .library("libm.so.6")
             .library("libdl.so.2")

@@ -154,7 +154,9 @@ impl Real {
             FaultKind::Lost => Fault::Lost,
             FaultKind::DoubleBitEcc => Fault::EccDouble(1),
             FaultKind::RowRemapPending => Fault::RemapPending,
-            FaultKind::ResetRequired => bail!("the simulated driver asks for no reset by itself"),
+            FaultKind::ResetRequired | FaultKind::RebootRequired | FaultKind::FabricNotReady => {
+                bail!("the simulated driver does not report {kind}")
+            }
         };
         let index = u32::try_from(index)?;
         self.change(node, |state| state.fail(index, fault))

@@ -16,7 +16,7 @@ pub fn checkpoint(data: &[u8]) {
     let sealed: String = String::from_utf8_lossy(data).lines().map(seal).collect();
     for mode in [IdentityMode::Assignment, IdentityMode::Kubelet] {
         for bytes in [data, sealed.as_bytes()] {
-            let mut state = state(mode);
+            let mut state = fresh(mode);
             match decode(bytes, &mut state) {
                 Ok(()) => restored(state, mode),
                 Err(cause) => {
@@ -28,7 +28,7 @@ pub fn checkpoint(data: &[u8]) {
     }
 }
 
-fn state(mode: IdentityMode) -> State {
+fn fresh(mode: IdentityMode) -> State {
     let config = Config::load(&BTreeMap::new(), &BTreeMap::new(), None).expect("defaults are valid");
     State::new("node-1".into(), mode, "nvidia.com/gpu".into(), config.into())
 }
@@ -40,7 +40,7 @@ fn restored(mut state: State, mode: IdentityMode) {
         assert!(slots.len() <= state.gpus().len());
     }
     let written = text(&state);
-    let mut again = state(mode);
+    let mut again = fresh(mode);
     assert_eq!(decode(written.as_bytes(), &mut again), Ok(()));
     assert_eq!(text(&again), written);
     // What was taken over can be worked with, and no GPU goes to a second pod.

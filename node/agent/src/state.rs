@@ -319,6 +319,7 @@ pub(crate) fn placeholder(pci_bus_id: &str) -> GpuId {
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
+#[path = "state/tests/sharing.rs"]
 mod sharing_tests;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,12 @@ async fn kept_cluster(run: &Path, state: &Path) -> anyhow::Result<Cluster> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kept_cluster_that_ends_at_any_moment_comes_back_with_the_same_owners() {
+    if crate::left_out_on_kubernetes(
+        "a_kept_cluster_that_ends_at_any_moment_comes_back_with_the_same_owners",
+        "it is about the state of the embedded cluster",
+    ) {
+        return;
+    }
     let folder = tempfile::Builder::new().prefix("gk").tempdir_in("/tmp").unwrap();
     let state = folder.path().join("state");
     let mut draws = Draws(11);
@@ -152,6 +158,12 @@ fn log_of(state: &Path) -> PathBuf {
 /// deletions whose GPUs are given away again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_state_cut_at_any_byte_comes_back_without_a_gpu_lost_or_doubled() {
+    if crate::left_out_on_kubernetes(
+        "a_state_cut_at_any_byte_comes_back_without_a_gpu_lost_or_doubled",
+        "it is about the state of the embedded cluster",
+    ) {
+        return;
+    }
     let folder = tempfile::Builder::new().prefix("gk").tempdir_in("/tmp").unwrap();
     let state = folder.path().join("state");
     let cluster = kept_cluster(&folder.path().join("run"), &state).await.unwrap();

@@ -242,6 +242,12 @@ fn one_device_is_listed(output: &str) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kubectl_passes_the_matrix() {
+    if crate::left_out_on_kubernetes(
+        "every_kubectl_passes_the_matrix",
+        "its rows name versions and nodes of the embedded cluster; the differential test of the API server compares the answers",
+    ) {
+        return;
+    }
     let kubectls = kubectls();
     if kubectls.is_empty() {
         // Past the test harness, which shows what a test prints only if it fails.

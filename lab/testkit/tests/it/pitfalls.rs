@@ -24,6 +24,12 @@ fn using(name: &str, memory: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_that_needs_more_memory_than_its_gpu_has_fails_and_says_so() {
+    if crate::left_out_on_kubernetes(
+        "a_program_that_needs_more_memory_than_its_gpu_has_fails_and_says_so",
+        "programs are simulated by the embedded cluster",
+    ) {
+        return;
+    }
     let lab = Lab::start_with(vec![NodeGroup {
         profile: "t4".to_owned(),
         gpus_per_node: 1,
@@ -64,6 +70,12 @@ async fn too_much_memory(lab: &Lab) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_is_ready_takes_pods_on_every_node() {
+    if crate::left_out_on_kubernetes(
+        "a_cluster_that_is_ready_takes_pods_on_every_node",
+        "eight nodes with kubelets are more than a small machine carries",
+    ) {
+        return;
+    }
     let lab = Lab::start(&[("a100-80", 4), ("t4", 4)]).await.unwrap();
     let nodes = lab.list("/api/v1/nodes").await;
     lab.stop().await;

@@ -2,6 +2,7 @@
 //! checker reads what each container really has, and holds it against the ledger and the kubelet's own view.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 
 use anyhow::{Context as _, bail, ensure};
 use gantry_testkit::{Lab, RealContainer, eventually};
@@ -33,9 +34,10 @@ const COMPONENTS: [(&str, &str); 11] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_gpu_is_doubled_or_lost_whatever_is_killed() {
-    if !Lab::on_kubernetes() {
-        eprintln!(
-            "skipped on the embedded tier: it has no processes to kill; faults::restarts_at_any_moment is its test"
+    if !Lab::on_kubernetes() || std::env::var_os("GANTRY_STRESS").is_none() {
+        let _ = writeln!(
+            std::io::stdout(),
+            "\nskipped: no_gpu_is_doubled_or_lost_whatever_is_killed: takes many minutes on the Kubernetes tier; GANTRY_STRESS=1 runs it"
         );
         return;
     }

@@ -211,7 +211,9 @@ async fn the_agent_may_do_what_it_does() {
     let (agent, _handle) = Agent::new(gantry_agent::Options {
         node_name: "node-1".to_owned(),
         backend: gpus,
-        identity: IdentityMode::Kubelet,
+        identity: IdentityMode::Kubelet.into(),
+        nri: None,
+        pod_resources: None,
         resource: "nvidia.com/gpu".to_owned(),
         config,
         kubelet_dir: folder.path().join("plugins"),
