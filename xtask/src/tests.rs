@@ -114,7 +114,9 @@ fn kubernetes() -> anyhow::Result<Count> {
     let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
     let tier = |arguments: &[&str]| cargo(&[fixed.as_slice(), arguments].concat());
     // Programs that the tests start, and find beside themselves.
-    cargo(&["build", "--quiet", "--locked", "--package", "gantry-kubernetes", "--package", "gantry-cli"])?;
+    let programs = ["gantry-kubernetes", "gantry-cli", "gantry-fake-nvml"];
+    let packages: Vec<&str> = programs.iter().flat_map(|name| ["--package", *name]).collect();
+    cargo(&[["build", "--quiet", "--locked"].as_slice(), packages.as_slice()].concat())?;
     tier(&["build"])?;
     let result = end_to_end(&[("GANTRY_TIER", "kubernetes")], &["--test-threads=1"]);
     // A test that failed leaves its cluster.

@@ -43,8 +43,8 @@ pub use names::{
 };
 pub use patch::{MergeField, MergeSchema, json_patch, merge_patch, strategic_merge_patch};
 pub use resources::{
-    default_pod_resources, effective_requests, is_extended_resource, read_quantity, validate_pod_resources,
-    validate_resource_requirements,
+    canonicalize_pod_resources, default_pod_resources, effective_requests, is_extended_resource,
+    read_quantity, validate_pod_resources, validate_resource_requirements,
 };
 pub use schema::Schema;
 pub use selector::{FieldRequirement, FieldSelector, Labels, Operator, Requirement, Selector};

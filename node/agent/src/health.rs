@@ -30,8 +30,6 @@ use crate::Error;
 use crate::facts::Look;
 
 pub use policy::{HealthProfile, InvalidOverrides, Policy, Response};
-#[cfg(feature = "fuzzing")]
-pub(crate) use store::{decode, encode};
 pub(crate) use tracker::{Outcome, Verdict};
 
 /// What is configured about health.

@@ -28,27 +28,39 @@ pub fn read_quantity(value: &Value, path: &FieldPath) -> Result<Quantity, FieldE
     parsed.map_err(|error: gantry_units::Error| FieldError::invalid(path, value.clone(), error.to_string()))
 }
 
-/// Completes the resources of a pod's spec as the API server stores them: every quantity becomes a canonical text (`1024Mi` → `"1Gi"`,
-/// the number 1 → `"1"`), and a limit without a request becomes the request too. What is no quantity stays as it is, for
-/// [`validate_pod_resources`] to name.
-pub fn default_pod_resources(pod_spec: &mut Value) {
+/// Writes the quantities of a pod's spec, or of a template's, as the API server stores them: canonical texts (`1024Mi` → `"1Gi"`, the number
+/// 1 → `"1"`). What is no quantity stays as it is, for [`validate_pod_resources`] to name.
+pub fn canonicalize_pod_resources(pod_spec: &mut Value) {
     for list in ["containers", "initContainers"] {
         for container in pod_spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(resources) = container.get_mut("resources").and_then(Value::as_object_mut) {
-                default_requirements(resources);
-            }
+            canonicalize_requirements(container.get_mut("resources"));
         }
     }
-    if let Some(resources) = pod_spec.get_mut("resources").and_then(Value::as_object_mut) {
-        canonicalize(resources.get_mut("limits"));
-        canonicalize(resources.get_mut("requests"));
-    }
+    canonicalize_requirements(pod_spec.get_mut("resources"));
     canonicalize(pod_spec.get_mut("overhead"));
 }
 
-fn default_requirements(resources: &mut Map<String, Value>) {
-    canonicalize(resources.get_mut("limits"));
-    canonicalize(resources.get_mut("requests"));
+fn canonicalize_requirements(resources: Option<&mut Value>) {
+    if let Some(resources) = resources.and_then(Value::as_object_mut) {
+        canonicalize(resources.get_mut("limits"));
+        canonicalize(resources.get_mut("requests"));
+    }
+}
+
+/// Completes the resources of a pod's spec as the API server stores them: quantities are canonical, and a limit without a request
+/// becomes the request too.
+pub fn default_pod_resources(pod_spec: &mut Value) {
+    canonicalize_pod_resources(pod_spec);
+    for list in ["containers", "initContainers"] {
+        for container in pod_spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(resources) = container.get_mut("resources").and_then(Value::as_object_mut) {
+                default_requests(resources);
+            }
+        }
+    }
+}
+
+fn default_requests(resources: &mut Map<String, Value>) {
     let limits = match resources.get("limits") {
         Some(Value::Object(limits)) if !limits.is_empty() => limits.clone(),
         _ => return,

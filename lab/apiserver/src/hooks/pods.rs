@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use gantry_apimachinery::{
-    FieldError, FieldPath, default_pod_resources, validate_dns1123_label, validate_labels,
-    validate_pod_resources,
+    FieldError, FieldPath, canonicalize_pod_resources, default_pod_resources, validate_dns1123_label,
+    validate_labels, validate_pod_resources,
 };
 use serde_json::{Map, Value, json};
 
@@ -61,6 +61,7 @@ pub(super) fn default_spec(spec: &mut Value) {
     for volume in items_mut(spec.get_mut("volumes")) {
         default_volume(volume);
     }
+    canonicalize_pod_resources(spec);
 }
 
 fn default_container(container: &mut Value) {

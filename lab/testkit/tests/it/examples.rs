@@ -63,6 +63,14 @@ async fn run(
     files: &'static [&'static str],
     check: impl AsyncFnOnce(&Case) -> anyhow::Result<()>,
 ) {
+    if files.contains(&"a100-affinity-pod.yaml")
+        && crate::left_out_on_kubernetes(
+            files[0],
+            "the kubelet checks node affinity itself, and knows no model without its vendor's name",
+        )
+    {
+        return;
+    }
     let groups = nodes.iter().map(|&(profile, count, gpus_per_node)| NodeGroup {
         profile: profile.to_owned(),
         count,
@@ -525,7 +533,7 @@ async fn fields_beside_limits_are_refused_or_dropped_with_a_word(case: &Case) ->
     for field in ["cpu", "memory"] {
         let mut expected = format!("unknown field \"spec.containers[0].resources.{field}\"");
         if !Lab::on_kubernetes() {
-            expected += &format!(" (did you mean \"spec.containers[0].resources.limits.{field}\"?)");
+            expected = format!("{expected} (did you mean \"spec.containers[0].resources.limits.{field}\"?)");
         }
         ensure!(message.contains(&expected), "no {expected} in: {message}");
     }
