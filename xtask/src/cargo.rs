@@ -8,8 +8,10 @@ use serde::Deserialize;
 
 /// The workspace's root folder.
 pub(crate) fn root() -> PathBuf {
-    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
-    xtask.parent().map_or_else(|| xtask.to_path_buf(), Path::to_path_buf)
+    // Asked when it runs: two clones that build into one folder share this program.
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    xtask.parent().map_or_else(|| xtask.clone(), Path::to_path_buf)
 }
 
 /// Runs cargo in the workspace's root and fails if it fails.
@@ -26,6 +28,12 @@ pub(crate) fn cargo(arguments: &[&str]) -> anyhow::Result<()> {
         bail!("cargo {} failed: {status}", arguments.join(" "));
     }
     Ok(())
+}
+
+/// Runs the program that starts and stops real Kubernetes.
+pub(crate) fn kubernetes(arguments: &[&str]) -> anyhow::Result<()> {
+    let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
+    cargo(&[fixed.as_slice(), arguments].concat())
 }
 
 /// A member of the workspace.

@@ -62,13 +62,10 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::run().and_then(|()| generated::check()),
         Task::Codegen { check } => generated::code(check),
         Task::Crds { check } => generated::crds(check),
-        Task::Kubernetes { arguments } => kubernetes(&arguments),
+        Task::Kubernetes { arguments } => {
+            cargo::kubernetes(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        }
         Task::Image(options) => image::run(&options),
         Task::Bench(options) => bench::run(&options),
     }
-}
-
-fn kubernetes(arguments: &[String]) -> anyhow::Result<()> {
-    let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
-    cargo::cargo(&fixed.into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>())
 }

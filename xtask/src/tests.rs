@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 
 use crate::cargo::{cargo, root};
-use crate::{generated, tidy};
+use crate::{cargo, generated, tidy};
 
 /// Which part of the tests to run.
 #[derive(clap::Args)]
@@ -111,16 +111,14 @@ fn missing() -> Option<&'static str> {
 
 /// The end-to-end tests on real Kubernetes, one cluster at a time.
 fn kubernetes() -> anyhow::Result<Count> {
-    let fixed = ["run", "--quiet", "--locked", "--package", "gantry-kubernetes", "--"];
-    let tier = |arguments: &[&str]| cargo(&[fixed.as_slice(), arguments].concat());
     // Programs that the tests start, and find beside themselves.
     let programs = ["gantry-kubernetes", "gantry-cli", "gantry-fake-nvml"];
     let packages: Vec<&str> = programs.iter().flat_map(|name| ["--package", *name]).collect();
     cargo(&[["build", "--quiet", "--locked"].as_slice(), packages.as_slice()].concat())?;
-    tier(&["build"])?;
+    cargo::kubernetes(&["build"])?;
     let result = end_to_end(&[("GANTRY_TIER", "kubernetes")], &["--test-threads=1"]);
     // A test that failed leaves its cluster.
-    tier(&["down", "--name", "lab"])?;
+    cargo::kubernetes(&["down", "--name", "lab"])?;
     result
 }
 

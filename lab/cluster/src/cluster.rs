@@ -56,6 +56,18 @@ impl Default for NodeGroup {
     }
 }
 
+/// The names of each group's nodes: numbers go on where groups have the same prefix.
+pub fn node_names(groups: &[NodeGroup]) -> impl Iterator<Item = impl Iterator<Item = String>> {
+    let mut last: BTreeMap<&str, u32> = BTreeMap::new();
+    groups.iter().map(move |group| {
+        let prefix = if group.name_prefix.is_empty() { &group.profile } else { &group.name_prefix };
+        let last = last.entry(prefix).or_default();
+        let before = *last;
+        *last = before.saturating_add(group.count);
+        (before..*last).map(move |number| format!("{prefix}-{}", number + 1))
+    })
+}
+
 /// What a cluster is made of.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
@@ -345,14 +357,9 @@ fn plates(
     state_dir: Option<&std::path::Path>,
 ) -> Result<Vec<Plate>, Error> {
     let mut plates: Vec<Plate> = Vec::new();
-    let mut numbers: BTreeMap<String, u32> = BTreeMap::new();
-    for group in groups {
+    for (group, names) in groups.iter().zip(node_names(groups)) {
         let profile = if group.gpus_per_node > 0 { Some(Profile::named(&group.profile)?) } else { None };
-        let prefix = if group.name_prefix.is_empty() { &group.profile } else { &group.name_prefix };
-        for _ in 0..group.count {
-            let number = numbers.entry(prefix.clone()).or_default();
-            *number += 1;
-            let name = format!("{prefix}-{number}");
+        for name in names {
             let index = u32::try_from(plates.len()).unwrap_or(u32::MAX);
             let gpus = match profile {
                 Some(profile) => Some(SimGpus::new(profile, group.gpus_per_node as usize, &name, 0)?),

@@ -36,7 +36,7 @@ mod programs;
 mod remote;
 mod runtime;
 
-pub use cluster::{Cluster, ClusterOptions, NodeGroup};
+pub use cluster::{Cluster, ClusterOptions, NodeGroup, node_names};
 pub use device_manager::{
     AdmissionError, ContainerDevices, ContainerKind, ContainerRequest, Count, DeviceManager,
     DeviceManagerOptions, PodRequest,

@@ -299,7 +299,7 @@ fn packages(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Eight hexadecimal digits that stand for these bytes.
-fn digest(parts: &[&[u8]]) -> String {
+pub(crate) fn digest(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());

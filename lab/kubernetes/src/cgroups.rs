@@ -31,20 +31,11 @@ pub(crate) fn mount_point(controller: &str) -> PathBuf {
 
 /// Makes a group of this name in every hierarchy in which this process is.
 pub(crate) fn create(name: &str) -> anyhow::Result<Vec<Cgroup>> {
-    let own = fs::read_to_string("/proc/self/cgroup").context("read /proc/self/cgroup")?;
     let mut groups = Vec::new();
-    for line in own.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controller), Some(path)) = (fields.next(), fields.next()) else {
-            bail!("/proc/self/cgroup: {line:?} is not of the form ID:CONTROLLERS:PATH");
-        };
-        let parent = mount_point(controller).join(path.trim_start_matches('/'));
-        if !parent.is_dir() {
-            continue;
-        }
+    for Cgroup { controller, folder: parent } in own()? {
         let folder = parent.join(name);
         fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-        match controller {
+        match controller.as_str() {
             // A new group of this kind has no processors and no memory, and takes no process before it has.
             "cpuset" => {
                 for file in ["cpuset.cpus", "cpuset.mems"] {
@@ -57,7 +48,7 @@ pub(crate) fn create(name: &str) -> anyhow::Result<Vec<Cgroup>> {
             "" => drop(fs::write(parent.join("cgroup.subtree_control"), "+cpu +memory +pids +cpuset +io")),
             _ => {}
         }
-        groups.push(Cgroup { controller: controller.to_owned(), folder });
+        groups.push(Cgroup { controller, folder });
     }
     Ok(groups)
 }
@@ -86,17 +77,30 @@ fn remove_tree(folder: &Path) -> std::io::Result<()> {
 
 /// The groups below our own whose names begin so: what a cluster that was killed has left.
 pub(crate) fn left_by(prefix: &str) -> Vec<Cgroup> {
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut groups = Vec::new();
-    for line in own.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controller), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let parent = mount_point(controller).join(path.trim_start_matches('/'));
+    for Cgroup { controller, folder: parent } in own().unwrap_or_default() {
         for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(prefix) {
-                groups.push(Cgroup { controller: controller.to_owned(), folder: entry.path() });
+                groups.push(Cgroup { controller: controller.clone(), folder: entry.path() });
             }
         }
     }
     groups
+}
+
+/// The groups in which this process is, in every hierarchy that is mounted.
+fn own() -> anyhow::Result<Vec<Cgroup>> {
+    let text = fs::read_to_string("/proc/self/cgroup").context("read /proc/self/cgroup")?;
+    let mut groups = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controller), Some(path)) = (fields.next(), fields.next()) else {
+            bail!("/proc/self/cgroup: {line:?} is not of the form ID:CONTROLLERS:PATH");
+        };
+        let folder = mount_point(controller).join(path.trim_start_matches('/'));
+        if folder.is_dir() {
+            groups.push(Cgroup { controller: controller.to_owned(), folder });
+        }
+    }
+    Ok(groups)
 }

@@ -104,7 +104,7 @@ impl Cluster {
         let log = File::create(&log_path).with_context(|| format!("create {}", log_path.display()))?;
         // A session of its own: it stays when the terminal is closed.
         let mut supervisor = Command::new("setsid")
-            .arg(program()?)
+            .arg(built("gantry-kubernetes")?)
             .arg("supervise")
             .arg(serde_json::to_string(options)?)
             .stdin(Stdio::null())
@@ -333,15 +333,16 @@ fn node_plan(
     Ok(node)
 }
 
-/// The program that becomes supervisor and pid 1: this one, or for a test the one that cargo built beside it.
-fn program() -> anyhow::Result<PathBuf> {
-    const NAME: &str = "gantry-kubernetes";
+/// A program that cargo builds beside this one: in its folder, or in the one above for a test.
+///
+/// # Errors
+/// Where it is not built.
+pub fn built(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("find this program")?;
-    let beside = own.ancestors().skip(1).take(2).map(|folder| folder.join(NAME));
-    let mut candidates = std::iter::once(own.clone()).filter(|path| path.ends_with(NAME)).chain(beside);
-    candidates
+    let mut beside = own.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    beside
         .find(|path| path.is_file())
-        .with_context(|| format!("no {NAME} near {}\nhint: cargo build --package {NAME}", own.display()))
+        .with_context(|| format!("no {name} near {}\nhint: cargo build --bin {name}", own.display()))
 }
 
 /// Waits for a state; tells what was still missing, and the end of the log of a program that has ended, if it never comes.

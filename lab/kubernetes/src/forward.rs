@@ -1,32 +1,23 @@
 //! The API server's port, reachable from outside the node's network.
 
-use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 
 use anyhow::Context as _;
-use nix::sched::{CloneFlags, setns};
+
+use crate::machine::in_network;
 
 /// Listens on a port of this machine's loopback, which is given back, and passes connections on into the network of process `pid`.
 pub(crate) fn start(pid: u32, port: u16) -> anyhow::Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen on 127.0.0.1")?;
     let outside = listener.local_addr()?.port();
-    let path = format!("/proc/{pid}/ns/net");
-    let network = File::open(&path).with_context(|| format!("open {path}"))?;
-    let (told, entered) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        // The listener keeps the network in which it was made; this thread, and those it starts, connect in the node's.
-        let result = setns(&network, CloneFlags::CLONE_NEWNET).context("enter the node's network");
-        let failed = result.is_err();
-        let _ = told.send(result);
-        if failed {
-            return;
-        }
+    // The listener is of this network; whoever passes connections on connects in the node's.
+    let serve = move |()| {
         for client in listener.incoming().flatten() {
             std::thread::spawn(move || pass(client, port));
         }
-    });
-    entered.recv().context("the forwarding thread has ended")??;
+    };
+    in_network(pid, || Ok(()), serve)?;
     Ok(outside)
 }
 

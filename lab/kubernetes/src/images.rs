@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, ensure};
 use gantry_image::Image;
 
-use crate::build::Artefacts;
+use crate::build::{Artefacts, digest};
 use crate::cache::Cache;
 use crate::machine::Machine;
 use crate::pause;
@@ -47,10 +47,12 @@ pub(crate) struct Images {
 /// Writes the images, unless they are there.
 pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Images> {
     let busybox = artefacts.debian.join("bin/busybox");
-    let listed = Command::new(&busybox).arg("--list").output();
-    let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
-    let version = artefacts.debian.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let folder = cache.built(&format!("images-3-{version}"), |folder| {
+    let packages = artefacts.debian.display().to_string();
+    // What the images are made of; the layout of each stands below.
+    let parts = ["3", &packages, WORKLOAD, PYTHON, PRINTENV].map(str::as_bytes);
+    let folder = cache.built(&format!("images-{}", digest(&parts)), |folder| {
+        let listed = Command::new(&busybox).arg("--list").output();
+        let listed = listed.with_context(|| format!("start {}", busybox.display()))?;
         let base = |name: &str| {
             let mut image = Image::new(name)
                 .uncompressed()

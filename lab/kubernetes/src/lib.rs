@@ -31,7 +31,7 @@ pub mod command;
 
 pub use build::{VERSIONS, Version};
 pub use cache::Cache;
-pub use cluster::{CONTROL, Cluster, NodeOptions, Options};
+pub use cluster::{CONTROL, Cluster, NodeOptions, Options, built};
 pub use plan::Program;
 
 /// Waits; nothing here runs on an asynchronous runtime.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
+use nix::sched::{CloneFlags, setns};
 
 use crate::control::{Order, send};
 use crate::init;
@@ -111,6 +112,30 @@ pub(crate) fn enter(pid: u32, folder: Option<&Path>) -> Command {
     }
     command.arg("--");
     command
+}
+
+/// Does something on a thread of its own in the network of process `pid`, and gives what comes of `prepare`; `serve` then goes on with it
+/// until this process ends. Sockets keep the network in which they were made, and threads that the thread starts are in its own.
+pub(crate) fn in_network<T: Send + 'static>(
+    pid: u32,
+    prepare: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    serve: impl FnOnce(T) + Send + 'static,
+) -> anyhow::Result<()> {
+    let path = format!("/proc/{pid}/ns/net");
+    let network = File::open(&path).with_context(|| format!("open {path}"))?;
+    let (told, prepared) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let entered = setns(&network, CloneFlags::CLONE_NEWNET).context("enter the node's network");
+        let (outcome, value) = match entered.and_then(|()| prepare()) {
+            Ok(value) => (Ok(()), Some(value)),
+            Err(error) => (Err(error), None),
+        };
+        let _ = told.send(outcome);
+        if let Some(value) = value {
+            serve(value);
+        }
+    });
+    prepared.recv().context("the thread in the node's network has ended")?
 }
 
 /// Pulls a cable from the first node's bridge to another node, and tells both the way.

@@ -4,15 +4,16 @@
 //! <https://github.com/opencontainers/distribution-spec/blob/main/spec.md>.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
+
+use crate::machine::in_network;
 
 /// The port on each node's loopback.
 pub(crate) const PORT: u16 = 5000;
@@ -50,26 +51,15 @@ impl Registry {
 
     /// Serves in the network of process `pid`, until this process ends.
     pub(crate) fn serve(self: &Arc<Self>, pid: u32) -> anyhow::Result<()> {
-        let path = format!("/proc/{pid}/ns/net");
-        let network = File::open(&path).with_context(|| format!("open {path}"))?;
-        let (told, listening) = std::sync::mpsc::channel();
         let registry = Arc::clone(self);
-        std::thread::spawn(move || {
-            let listen = || {
-                setns(&network, CloneFlags::CLONE_NEWNET).context("enter the node's network")?;
-                TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).context("listen in the node's network")
-            };
-            let listener = match listen() {
-                Ok(listener) => listener,
-                Err(error) => return drop(told.send(Err(error))),
-            };
-            let _ = told.send(Ok(()));
+        let listen =
+            || TcpListener::bind((Ipv4Addr::LOCALHOST, PORT)).context("listen in the node's network");
+        in_network(pid, listen, move |listener| {
             for stream in listener.incoming().flatten() {
                 let registry = Arc::clone(&registry);
                 std::thread::spawn(move || registry.answer(&stream));
             }
-        });
-        listening.recv().context("the registry's thread has ended")?
+        })
     }
 
     fn answer(&self, stream: &TcpStream) -> std::io::Result<()> {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
-use gantry_cluster::NodeGroup;
+use gantry_cluster::{NodeGroup, node_names};
 use gantry_fake_nvml::{Fault, InstallOptions, State, Store};
-use gantry_kubernetes::{CONTROL, Cluster, NodeOptions, Options, Program};
+use gantry_kubernetes::{CONTROL, Cluster, NodeOptions, Options, Program, built};
 use gantry_model::FaultKind;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -43,12 +43,12 @@ pub(crate) struct Real {
 impl Real {
     pub(crate) async fn start(groups: &[NodeGroup], stock_scheduler: bool) -> anyhow::Result<Self> {
         let turn = TURN.lock().await;
-        let gantry = gantry()?;
+        let gantry = built("gantry")?;
         let drivers = tempfile::Builder::new().prefix("gd").tempdir_in("/tmp")?;
         let (mut nodes, mut cards) = (Vec::new(), BTreeMap::new());
         let mut programs = Vec::new();
-        for group in groups {
-            for name in names(group) {
+        for (group, names) in groups.iter().zip(node_names(groups)) {
+            for name in names {
                 let driver = (group.gpus_per_node > 0).then(|| drivers.path().join(&name));
                 if let Some(root) = &driver {
                     cards.insert(name.clone(), install(root, &gantry, group, &name)?);
@@ -84,8 +84,8 @@ impl Real {
         for (node, program) in programs {
             real.cluster.start(&node, program)?;
         }
-        for group in groups {
-            real.offered(group).await?;
+        for (group, names) in groups.iter().zip(node_names(groups)) {
+            real.offered(group, names).await?;
         }
         Ok(real)
     }
@@ -210,8 +210,8 @@ impl Real {
     }
 
     /// Waits until the nodes of a group offer all their GPUs.
-    async fn offered(&self, group: &NodeGroup) -> anyhow::Result<()> {
-        for name in names(group) {
+    async fn offered(&self, group: &NodeGroup, names: impl Iterator<Item = String>) -> anyhow::Result<()> {
+        for name in names {
             eventually(&format!("{name} offers its GPUs"), async || {
                 let request = http::Request::get(format!("/api/v1/nodes/{name}")).body(Vec::new())?;
                 let node: Value = self.client.request(request).await?;
@@ -262,21 +262,6 @@ fn agent_arguments(node: &str) -> [&str; 9] {
         "--procfs",
         "/run/nvidia/driver/proc",
     ]
-}
-
-/// The names of a group's nodes, as the embedded tier names them.
-fn names(group: &NodeGroup) -> impl Iterator<Item = String> {
-    let prefix = if group.name_prefix.is_empty() { &group.profile } else { &group.name_prefix };
-    (1..=group.count).map(move |number| format!("{prefix}-{number}"))
-}
-
-/// The program that cargo builds beside the tests.
-fn gantry() -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("find this program")?;
-    let mut beside = own.ancestors().skip(1).take(2).map(|folder| folder.join("gantry"));
-    beside
-        .find(|path| path.is_file())
-        .with_context(|| format!("no gantry near {}\nhint: cargo build --package gantry-cli", own.display()))
 }
 
 fn program(name: &str, gantry: &Path, arguments: &[&str]) -> Program {

@@ -15,8 +15,8 @@ use gantry_api::{GpuNodeStatus, IdentityMode};
 use gantry_model::{Gpu, GpuId, PodKey};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::state::{Container, Held, Pod, State};
+use crate::{Error, files};
 
 const VERSION: u64 = 1;
 
@@ -110,16 +110,7 @@ impl Checkpoint {
         self.length = 0;
         let mut text = header(state);
         text.push_str(ledger);
-        let io = |action| {
-            let path = self.path.clone();
-            move |source| Error::Io { action, path, source }
-        };
-        let temporary = self.path.with_extension("new");
-        if let Some(folder) = self.path.parent() {
-            fs::create_dir_all(folder).map_err(io("create the folder of"))?;
-        }
-        fs::write(&temporary, &text).map_err(io("write beside"))?;
-        fs::rename(&temporary, &self.path).map_err(io("replace"))?;
+        files::replace(&self.path, &text)?;
         self.length = text.len();
         self.gpus = state.gpus().to_vec();
         Ok(())

@@ -143,8 +143,7 @@ impl Shared {
         let mut state = self.state();
         let learned = state.learn(container, gpus)?;
         if learned {
-            self.untold.send_modify(|count| *count += 1);
-            self.publish(&state);
+            self.publish_untold(&state);
         }
         Ok(learned)
     }
@@ -155,8 +154,7 @@ impl Shared {
         let (changed, contradictions) =
             state.follow(listed, known, |namespace, name| self.pods.uid(namespace, name));
         if changed {
-            self.untold.send_modify(|count| *count += 1);
-            self.publish(&state);
+            self.publish_untold(&state);
         }
         drop(state);
         for text in contradictions.iter().filter(|text| !told.contains(text)) {
@@ -190,6 +188,12 @@ impl Shared {
     /// The devices that are out of service.
     pub(crate) fn verdicts(&self) -> MutexGuard<'_, Vec<Verdict>> {
         self.verdicts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Publishes a change of owners that nothing else in the cluster tells.
+    fn publish_untold(&self, state: &State) {
+        self.untold.send_modify(|count| *count += 1);
+        self.publish(state);
     }
 
     /// Publishes a changed state: to the kubelet, to disk, to the API server.
@@ -245,8 +249,7 @@ impl Handle {
     pub fn remove_pod(&self, uid: &str) {
         let mut state = self.0.state();
         if state.retain(|known| known != uid) {
-            self.0.untold.send_modify(|count| *count += 1);
-            self.0.publish(&state);
+            self.0.publish_untold(&state);
         }
     }
 
@@ -254,8 +257,7 @@ impl Handle {
     pub fn synchronize(&self, live: &BTreeSet<String>) {
         let mut state = self.0.state();
         if state.retain(|uid| live.contains(uid)) {
-            self.0.untold.send_modify(|count| *count += 1);
-            self.0.publish(&state);
+            self.0.publish_untold(&state);
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use gantry_gpu::{DriverInfo, GpuDetails, Vgpu};
 use gantry_model::{Gpu, GpuId, LinkKind, Partition, Topology};
-use gantry_nvidia_config::Config;
+use gantry_nvidia_config::{Config, MigStrategy, SharingKind};
 
 /// What every label of NVIDIA's begins with.
 pub(crate) const NVIDIA_PREFIX: &str = "nvidia.com/";
@@ -66,18 +66,10 @@ pub struct Offer {
 
 impl From<&Config> for Offer {
     fn from(config: &Config) -> Self {
-        use gantry_nvidia_config as nvidia;
         let sharing = config.sharing.as_ref();
         Self {
-            mig: match config.mig_strategy {
-                nvidia::MigStrategy::None => MigStrategy::None,
-                nvidia::MigStrategy::Single => MigStrategy::Single,
-                nvidia::MigStrategy::Mixed => MigStrategy::Mixed,
-            },
-            sharing: sharing.map(|sharing| match sharing.kind {
-                nvidia::SharingKind::TimeSlicing => SharingKind::TimeSlicing,
-                nvidia::SharingKind::Mps => SharingKind::Mps,
-            }),
+            mig: config.mig_strategy,
+            sharing: sharing.map(|sharing| sharing.kind),
             shared: sharing
                 .into_iter()
                 .flat_map(|sharing| &sharing.resources)
@@ -88,27 +80,6 @@ impl From<&Config> for Offer {
                 .collect(),
         }
     }
-}
-
-/// How partitions are offered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum MigStrategy {
-    /// Not at all.
-    #[default]
-    None,
-    /// As `nvidia.com/gpu`: every GPU must have partitions, all of one profile.
-    Single,
-    /// Each profile as a resource of its own.
-    Mixed,
-}
-
-/// What lets several containers use one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SharingKind {
-    /// They take turns.
-    TimeSlicing,
-    /// NVIDIA's Multi-Process Service.
-    Mps,
 }
 
 /// How often each device of a shared resource is offered.

@@ -36,6 +36,7 @@ mod cdi;
 mod checkpoint;
 mod error;
 mod facts;
+mod files;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -65,11 +66,12 @@ pub use cdi::DeviceRoots;
 pub use error::Error;
 pub use gantry_api::IdentityMode;
 pub use gantry_nri::State as NriState;
+pub use gantry_nvidia_config::{MigStrategy, SharingKind};
 pub use gantry_shim::AGENT_SOCKET as SHIM_SOCKET;
 pub use handle::{Adjustment, ContainerIdentity, Handle};
 pub use health::{HealthOptions, HealthProfile, InvalidOverrides, Policy, Response};
 pub use identity::Identity;
-pub use labels::{LabelInput, MigStrategy, Offer, Replicas, SharingKind, feature_labels};
+pub use labels::{LabelInput, Offer, Replicas, feature_labels};
 pub use log::LogLine;
 pub use node_config::{CONFIG_LABEL, ConfigSource, Fallback};
 pub use shim::{ShimOptions, serve_shim};

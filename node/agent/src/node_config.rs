@@ -139,18 +139,11 @@ impl Loaded {
     /// Keeps it for later starts.
     pub(crate) fn keep(&self, state_dir: &Path) -> Result<(), Error> {
         let path = state_dir.join(LAST_GOOD);
-        let io = |action| {
-            let path = path.clone();
-            move |source| Error::Io { action, path, source }
-        };
         let text = format!("# {}\n{}", self.name, self.text.as_deref().unwrap_or_default());
         if fs::read_to_string(&path).is_ok_and(|known| known == text) {
             return Ok(());
         }
-        fs::create_dir_all(state_dir).map_err(io("create the folder of"))?;
-        let temporary = path.with_extension("new");
-        fs::write(&temporary, text).map_err(io("write beside"))?;
-        fs::rename(&temporary, &path).map_err(io("replace"))
+        crate::files::replace(&path, text)
     }
 }
 

@@ -9,7 +9,25 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
 
-use crate::report::STATIC_UID_ANNOTATION;
+/// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
+const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
+
+/// The pods that are bound to a node, for a list or a watch.
+pub(crate) fn on_node(node: &str) -> String {
+    format!("spec.nodeName={node}")
+}
+
+/// The UIDs under which a pod's containers may run: a static pod runs under another than that of the object that mirrors it.
+pub(crate) fn uids(pod: &Pod) -> impl Iterator<Item = &str> {
+    let mirrored = pod.metadata.annotations.as_ref().and_then(|all| all.get(STATIC_UID_ANNOTATION));
+    pod.metadata.uid.as_deref().into_iter().chain(mirrored.map(String::as_str))
+}
+
+/// Whether a pod's containers have ended for good.
+pub(crate) fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
 
 /// What is known of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,13 +60,14 @@ impl NodePods {
 
     fn apply(pods: &mut BTreeMap<String, Known>, pod: &Pod) {
         let metadata = &pod.metadata;
-        let annotation = |key: &str| metadata.annotations.as_ref()?.get(key).cloned();
-        // A static pod runs under another UID than the object that mirrors it.
-        let Some(uid) = annotation(STATIC_UID_ANNOTATION).or_else(|| metadata.uid.clone()) else { return };
+        let assignment =
+            metadata.annotations.as_ref().and_then(|all| all.get(ASSIGNMENT_ANNOTATION).cloned());
+        // Of a static pod that is the one that its object mirrors.
+        let Some(uid) = uids(pod).last().map(str::to_owned) else { return };
         let known = Known {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
-            assignment: annotation(ASSIGNMENT_ANNOTATION),
+            assignment,
         };
         pods.insert(uid, known);
     }
@@ -70,7 +89,7 @@ impl NodePods {
 
 /// Follows the pods of a node until dropped.
 pub(crate) async fn follow(pods: Arc<NodePods>, client: kube::Client, node: Arc<str>) {
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let config = watcher::Config::default().fields(&on_node(&node));
     let mut events = watcher(Api::<Pod>::all(client), config).default_backoff().boxed();
     let mut fresh = BTreeMap::new();
     loop {
@@ -91,6 +110,19 @@ mod tests {
     fn pod(name: &str, uid: &str, annotations: &serde_json::Value) -> Pod {
         let metadata = json!({ "namespace": "d", "name": name, "uid": uid, "annotations": annotations });
         serde_json::from_value(json!({ "metadata": metadata })).unwrap()
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_either_uid() {
+        let pod: Pod = serde_json::from_value(json!({ "metadata": {
+            "uid": "mirror", "annotations": { STATIC_UID_ANNOTATION: "real" } } }))
+        .unwrap();
+        assert_eq!(
+            uids(&pod).collect::<std::collections::BTreeSet<_>>(),
+            std::collections::BTreeSet::from(["mirror", "real"])
+        );
+        assert_eq!(uids(&Pod::default()).count(), 0);
+        assert!(!has_ended(&pod));
     }
 
     #[test]

@@ -17,11 +17,9 @@ use crate::FeatureOptions;
 use crate::handle::Shared;
 use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::notify::{News, Notifier, Told};
+use crate::pods::{has_ended, on_node, uids};
 use crate::sink::LabelWriter;
 use crate::state::Held;
-
-/// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
-pub(crate) const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// The name under which the API server records what the agent writes.
 pub(crate) const MANAGER: &str = "gantry-agent";
@@ -204,18 +202,9 @@ impl Reporter {
             (Arc::clone(&state.node), known)
         };
         let pods: Api<Pod> = Api::all(self.client.clone());
-        let list = pods.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await?;
-        let ended = |pod: &Pod| {
-            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            matches!(phase, Some("Succeeded" | "Failed"))
-        };
-        let running: Vec<&Pod> = list.items.iter().filter(|pod| !ended(pod)).collect();
-        // A static pod runs under another UID than the object that mirrors it.
-        let uids: BTreeSet<&str> = running
-            .iter()
-            .flat_map(|pod| [pod.metadata.uid.as_deref(), annotation(pod, STATIC_UID_ANNOTATION)])
-            .flatten()
-            .collect();
+        let list = pods.list(&ListParams::default().fields(&on_node(&node))).await?;
+        let running: Vec<&Pod> = list.items.iter().filter(|pod| !has_ended(pod)).collect();
+        let uids: BTreeSet<&str> = running.iter().flat_map(|pod| uids(pod)).collect();
         let mut state = self.shared.state();
         // What was created since the list was asked for is not in it, and stays.
         let freed = state.retain(|uid| uids.contains(uid) || !known.contains(uid));

@@ -25,7 +25,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 
-use crate::report::STATIC_UID_ANNOTATION;
+use crate::pods::{has_ended, on_node, uids};
 use crate::{ContainerIdentity, Error, Handle};
 
 /// How long a conversation may take. The other side waits two seconds.
@@ -171,12 +171,6 @@ async fn known(client: &kube::Client, pod: &PodKey) -> Result<Option<String>, Un
     }
 }
 
-/// The UIDs under which a pod's containers run: a static pod has another than the object that mirrors it.
-fn uids(pod: &Pod) -> impl Iterator<Item = &str> {
-    let mirrored = pod.metadata.annotations.as_ref().and_then(|all| all.get(STATIC_UID_ANNOTATION));
-    pod.metadata.uid.as_deref().into_iter().chain(mirrored.map(String::as_str))
-}
-
 /// Frees the GPUs of pods that have ended, for ever.
 async fn free_ended(handle: &Handle, client: Option<&kube::Client>) {
     let Some(client) = client else { return std::future::pending().await };
@@ -192,7 +186,7 @@ async fn free_ended(handle: &Handle, client: Option<&kube::Client>) {
             continue;
         }
         // What was created since the owners were read is not among them, and stays.
-        match pods.list(&ListParams::default().fields(&format!("spec.nodeName={node}"))).await {
+        match pods.list(&ListParams::default().fields(&on_node(&node))).await {
             Ok(list) => {
                 let live: BTreeSet<&str> =
                     list.items.iter().filter(|pod| !has_ended(pod)).flat_map(uids).collect();
@@ -200,25 +194,5 @@ async fn free_ended(handle: &Handle, client: Option<&kube::Client>) {
             }
             Err(error) => tracing::debug!(%error, "cannot compare owners with the node's pods"),
         }
-    }
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_static_pod_is_known_by_either_uid() {
-        let pod: Pod = serde_json::from_value(serde_json::json!({ "metadata": {
-            "uid": "mirror", "annotations": { STATIC_UID_ANNOTATION: "real" } } }))
-        .unwrap();
-        assert_eq!(uids(&pod).collect::<BTreeSet<_>>(), BTreeSet::from(["mirror", "real"]));
-        assert_eq!(uids(&Pod::default()).count(), 0);
-        assert!(!has_ended(&pod));
     }
 }

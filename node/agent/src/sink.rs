@@ -292,15 +292,7 @@ pub(crate) fn write_file(path: &Path, labels: &Labels) -> Result<(), crate::Erro
     if fs::read_to_string(path).is_ok_and(|known| known == text) {
         return Ok(());
     }
-    let io = |action| move |source| crate::Error::Io { action, path: path.to_owned(), source };
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // Node Feature Discovery passes over hidden files.
-    let temporary = path.with_file_name(format!(".{name}.new"));
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(io("create the folder of"))?;
-    }
-    fs::write(&temporary, text).map_err(io("write beside"))?;
-    fs::rename(&temporary, path).map_err(io("replace"))
+    crate::files::replace(path, text)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use gantry_model::GpuId;
 use serde::{Deserialize, Serialize};
 
 use super::tracker::Record;
-use crate::Error;
 use crate::checkpoint::{seal, whole};
+use crate::{Error, files};
 
 const VERSION: u64 = 1;
 
@@ -85,13 +85,7 @@ pub(crate) fn read(path: &Path) -> Result<Result<BTreeMap<GpuId, Record>, String
 
 /// Replaces the file.
 pub(crate) fn write(path: &Path, records: &BTreeMap<GpuId, Record>) -> Result<(), Error> {
-    let io = |action| move |source| Error::Io { action, path: path.to_owned(), source };
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(io("create the folder of"))?;
-    }
-    let temporary = path.with_extension("health-new");
-    fs::write(&temporary, encode(records)).map_err(io("write beside"))?;
-    fs::rename(&temporary, path).map_err(io("replace"))
+    files::replace(path, encode(records))
 }
 
 #[cfg(test)]
