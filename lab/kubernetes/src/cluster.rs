@@ -207,7 +207,12 @@ impl Cluster {
 
     /// Switches a node on again: everything that was ever started there starts.
     pub fn power_on(&self, node: &str) -> anyhow::Result<()> {
-        self.order(node, &Order::PowerOn).map(drop)
+        self.revive(node).map(drop)
+    }
+
+    /// Starts the programs of a node that have ended by themselves, as a machine's service manager does, and names them.
+    pub fn revive(&self, node: &str) -> anyhow::Result<Vec<String>> {
+        Ok(self.order(node, &Order::Revive)?.into_iter().map(|(name, _)| name).collect())
     }
 
     /// The programs that run in a node with their pids there.

@@ -26,8 +26,8 @@ pub(crate) enum Order {
     },
     /// End everything at once and forget what a machine forgets without power: `/run`, mounts, running programs.
     PowerOff,
-    /// Start what was ever started, in that order.
-    PowerOn,
+    /// Start what was ever started and does not run, in that order; answers with what it started.
+    Revive,
     /// List the programs that run, with their pids in the node.
     List,
 }

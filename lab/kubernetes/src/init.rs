@@ -346,7 +346,7 @@ impl Programs {
 
     fn obey(&self, order: Order) -> anyhow::Result<Answer> {
         match order {
-            Order::Start(program) => self.start(program)?,
+            Order::Start(program) => drop(self.start(program)?),
             Order::Again(name) => {
                 let known = self.state().known.iter().find(|program| program.name == name).cloned();
                 self.start(known.with_context(|| format!("{name} was never started"))?)?;
@@ -361,10 +361,7 @@ impl Programs {
                 }
             }
             Order::PowerOff => self.power_off()?,
-            Order::PowerOn => {
-                let known = self.state().known.clone();
-                known.into_iter().try_for_each(|program| self.start(program))?;
-            }
+            Order::Revive => return self.revive().map(Answer::Running),
             Order::List => {
                 let state = self.state();
                 let mut list: Vec<_> = state.running.iter().map(|(pid, name)| (name.clone(), *pid)).collect();
@@ -375,7 +372,7 @@ impl Programs {
         Ok(Answer::Done)
     }
 
-    fn start(&self, program: Program) -> anyhow::Result<()> {
+    fn start(&self, program: Program) -> anyhow::Result<i32> {
         let path = self.plan.log(&program.name);
         path.parent().map_or(Ok(()), folder)?;
         let log = File::options()
@@ -402,7 +399,20 @@ impl Programs {
             Some(known) => *known = program,
             None => state.known.push(program),
         }
-        Ok(())
+        Ok(pid)
+    }
+
+    fn revive(&self) -> anyhow::Result<Vec<(String, i32)>> {
+        let known = self.state().known.clone();
+        let mut started = Vec::new();
+        for program in known {
+            let name = program.name.clone();
+            if self.state().pid(&name).is_none() {
+                let pid = self.start(program)?;
+                started.push((name, pid));
+            }
+        }
+        Ok(started)
     }
 
     fn power_off(&self) -> anyhow::Result<()> {

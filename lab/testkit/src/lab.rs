@@ -158,6 +158,22 @@ impl Lab {
         self.real()?.restart(machine, program)
     }
 
+    /// Kills a program of a machine of the Kubernetes tier, if it runs.
+    ///
+    /// # Errors
+    /// On the embedded tier, which has no such programs.
+    pub fn kill_program(&self, machine: &str, program: &str) -> anyhow::Result<()> {
+        self.real()?.kill(machine, program)
+    }
+
+    /// Starts what does not run on a machine of the Kubernetes tier, as its service manager would, and names it.
+    ///
+    /// # Errors
+    /// On the embedded tier, and where a program cannot be started.
+    pub fn revive(&self, machine: &str) -> anyhow::Result<Vec<String>> {
+        self.real()?.revive(machine)
+    }
+
     /// What the containers of a real node really have.
     ///
     /// # Errors

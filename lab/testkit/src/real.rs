@@ -125,9 +125,18 @@ impl Real {
 
     /// Kills a program and starts it again, as a machine's init or a kubelet would.
     pub(crate) fn restart(&self, node: &str, program: &str) -> anyhow::Result<()> {
-        const KILL: i32 = 9;
-        self.cluster.signal(node, program, KILL, true)?;
+        self.kill(node, program)?;
         self.cluster.start_again(node, program)
+    }
+
+    pub(crate) fn kill(&self, node: &str, program: &str) -> anyhow::Result<()> {
+        const KILL: i32 = 9;
+        let runs = self.cluster.programs(node)?.iter().any(|(name, _)| name == program);
+        if runs { self.cluster.signal(node, program, KILL, true) } else { Ok(()) }
+    }
+
+    pub(crate) fn revive(&self, node: &str) -> anyhow::Result<Vec<String>> {
+        self.cluster.revive(node)
     }
 
     /// A node's file system.

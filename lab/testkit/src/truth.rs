@@ -33,12 +33,19 @@ pub struct RealContainer {
 pub(crate) fn containers(root: &Path) -> anyhow::Result<Vec<RealContainer>> {
     let folder = root.join(BUNDLES);
     let mut containers = Vec::new();
-    for entry in std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
-        let path = entry?.path().join("config.json");
-        // A container that is just coming or going has none.
-        let Ok(text) = std::fs::read(&path) else { continue };
-        let config: Value =
-            serde_json::from_slice(&text).with_context(|| format!("parse {}", path.display()))?;
+    let bundles = match std::fs::read_dir(&folder) {
+        // The first container makes it.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(containers),
+        bundles => bundles.with_context(|| format!("read {}", folder.display()))?,
+    };
+    for entry in bundles {
+        let bundle = entry?.path();
+        // A container that is just coming or going has none, or half of one.
+        let Ok(text) = std::fs::read(bundle.join("config.json")) else { continue };
+        let Ok(config) = serde_json::from_slice::<Value>(&text) else { continue };
+        if has_ended(root, &bundle) {
+            continue;
+        }
         let annotation = |name: &str| {
             config["annotations"][format!("io.kubernetes.cri.{name}")].as_str().unwrap_or_default().to_owned()
         };
@@ -59,6 +66,16 @@ pub(crate) fn containers(root: &Path) -> anyhow::Result<Vec<RealContainer>> {
         });
     }
     Ok(containers)
+}
+
+/// Whether the process of a container is over. Nobody clears away after it while containerd is down.
+fn has_ended(root: &Path, bundle: &Path) -> bool {
+    let Ok(pid) = std::fs::read_to_string(bundle.join("init.pid")) else { return false };
+    let Ok(stat) = std::fs::read_to_string(root.join("proc").join(pid.trim()).join("stat")) else {
+        return true;
+    };
+    // `PID (NAME) STATE`, and a name may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'))
 }
 
 /// How many devices of `nvidia.com/gpu` the kubelet says that each container has, by `NAMESPACE/POD/CONTAINER`.

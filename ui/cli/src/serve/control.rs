@@ -15,7 +15,7 @@ use crate::hint;
 use crate::manifests::Part;
 
 /// Waits between attempts to reach the API server: the first, and the longest.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 #[derive(clap::Args)]
 pub(crate) struct SchedulerOptions {
@@ -125,11 +125,10 @@ async fn run<W: Future<Output = ()>>(
     mut work: impl FnMut(gantry_kit::CancellationToken) -> W,
 ) -> anyhow::Result<()> {
     let cancel = process.tasks.token().clone();
-    let Some(checked) = cancel.run_until_cancelled(preflight(process, &client, part)).await else {
+    if cancel.run_until_cancelled(preflight(process, &client, part)).await.is_none() {
         process.stop().await;
         return Ok(());
-    };
-    checked?;
+    }
     let leading = process.metrics.gauge(
         "gantry_leader",
         "Whether this process leads and works: 1, or 0 while it stands by.",
@@ -176,8 +175,8 @@ fn identity(ids: &SharedIds) -> String {
     format!("{}_{}", host.unwrap_or_else(|| "gantry".to_owned()), ids.uid())
 }
 
-/// Waits until the API server answers and lets this process do its work, and makes sure that it knows our kinds.
-async fn preflight(process: &Process, client: &Client, part: Part) -> anyhow::Result<()> {
+/// Waits until the API server answers, knows our kinds and lets this process do its work.
+async fn preflight(process: &Process, client: &Client, part: Part) {
     let mut delay = RETRY.0;
     let mut told = String::new();
     loop {
@@ -186,7 +185,7 @@ async fn preflight(process: &Process, client: &Client, part: Part) -> anyhow::Re
                 match rights::missing(client, part).await {
                     Ok(missing) if missing.is_empty() => {
                         process.readiness.met("api");
-                        return Ok(());
+                        return;
                     }
                     Ok(missing) => format!(
                         "this account may not {}; gantry manifests --only {} | kubectl apply -f - grants it",
@@ -196,12 +195,10 @@ async fn preflight(process: &Process, client: &Client, part: Part) -> anyhow::Re
                     Err(error) => format!("{error:#}"),
                 }
             }
-            Ok(_) => {
-                return Err(hint::error(
-                    "the cluster does not know the kind GpuNode (gantry.dev), from which the scheduler learns of GPUs",
-                    "gantry manifests --only crds | kubectl apply -f -",
-                ));
-            }
+            // An API server that has just started does not know its custom resources yet.
+            Ok(_) => "the cluster does not know the kind GpuNode (gantry.dev), from which the scheduler learns of GPUs; \
+                      gantry manifests --only crds | kubectl apply -f - defines it"
+                .to_owned(),
             Err(error) => format!("the API server does not answer: {error}"),
         };
         if obstacle != told {
