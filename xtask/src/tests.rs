@@ -112,7 +112,7 @@ fn missing() -> Option<&'static str> {
 /// The end-to-end tests on real Kubernetes, one cluster at a time.
 fn kubernetes() -> anyhow::Result<Count> {
     // Programs that the tests start, and find beside themselves.
-    let programs = ["gantry-kubernetes", "gantry-cli", "gantry-fake-nvml"];
+    let programs = ["gantry-kubernetes", "gantry-cli", "gantry-fake-nvml", "gantry-oci-shim"];
     let packages: Vec<&str> = programs.iter().flat_map(|name| ["--package", *name]).collect();
     cargo(&[["build", "--quiet", "--locked"].as_slice(), packages.as_slice()].concat())?;
     cargo::kubernetes(&["build"])?;

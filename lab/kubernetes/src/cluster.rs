@@ -54,6 +54,8 @@ pub struct NodeOptions {
     pub labels: BTreeMap<String, String>,
     /// Taints with which it registers, as objects of the API.
     pub taints: Vec<serde_json::Value>,
+    /// Whether its container runtime has NRI switched off, as containerd 1 has it.
+    pub without_nri: bool,
 }
 
 /// A running cluster, as everybody on the machine can use it.
@@ -175,6 +177,11 @@ impl Cluster {
     /// The log of a program of a node.
     pub fn log(&self, node: &str, program: &str) -> anyhow::Result<PathBuf> {
         Ok(self.node(node)?.plan.log(program))
+    }
+
+    /// The main file of a node's containerd; what it imports lies in the node's `/etc/containerd/conf.d`.
+    pub fn runtime_config(&self, node: &str) -> anyhow::Result<PathBuf> {
+        Ok(plan::runtime_config(&self.node(node)?.plan))
     }
 
     /// A command that runs in a node, in this folder, with the node's programs on its path and the administrator's kubeconfig.
@@ -333,7 +340,7 @@ fn node_plan(
     if let Some(driver) = &options.driver {
         node.binds.insert("/run/nvidia/driver".into(), driver.clone());
     }
-    fs::write(node.folder.join("containerd.toml"), plan::containerd_config(artefacts))?;
+    fs::write(plan::runtime_config(&node), plan::containerd_config(artefacts, options))?;
     fs::write(node.folder.join("kubelet.json"), plan::kubelet_config(&node, options, pki))?;
     Ok(node)
 }

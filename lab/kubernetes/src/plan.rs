@@ -192,9 +192,14 @@ pub(crate) fn controllers(version: Version, pki: &Pki) -> Vec<Program> {
     vec![Program::new("kube-controller-manager", manager), Program::new("kube-scheduler", scheduler)]
 }
 
+/// The main file of the container runtime's configuration.
+pub(crate) fn runtime_config(node: &NodePlan) -> PathBuf {
+    node.folder.join("containerd.toml")
+}
+
 /// The container runtime.
 pub(crate) fn runtime(node: &NodePlan) -> Program {
-    let config = node.folder.join("containerd.toml");
+    let config = runtime_config(node);
     Program::new("containerd", ["containerd".to_owned(), format!("--config={}", config.display())])
 }
 
@@ -229,7 +234,7 @@ pub(crate) fn proxy(node: &NodePlan, pki: &Pki) -> Program {
 }
 
 /// The configuration of a node's containerd: configuration version 3, which containerd 2 reads.
-pub(crate) fn containerd_config(artefacts: &Artefacts) -> String {
+pub(crate) fn containerd_config(artefacts: &Artefacts, options: &NodeOptions) -> String {
     format!(
         r#"version = 3
 root = "/var/lib/containerd"
@@ -267,11 +272,12 @@ imports = ["/etc/containerd/conf.d/*.toml"]
         SystemdCgroup = false
 
 [plugins.'io.containerd.nri.v1.nri']
-  disable = false
+  disable = {without_nri}
   socket_path = "/var/run/nri/nri.sock"
 "#,
         cni = artefacts.cni.display(),
         bin = artefacts.bin.display(),
+        without_nri = options.without_nri,
     )
 }
 

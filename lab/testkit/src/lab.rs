@@ -28,6 +28,15 @@ pub struct Lab {
     folder: TempDir,
 }
 
+/// What is not as in every cluster.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Setup {
+    /// Kubernetes' own scheduler runs beside Gantry's.
+    pub(crate) stock_scheduler: bool,
+    /// `gantry-runtime` asks whose GPUs a container gets, in place of NRI.
+    pub(crate) runtime_wrapper: bool,
+}
+
 enum Tier {
     Embedded(Embedded),
     Kubernetes(Real),
@@ -41,7 +50,7 @@ impl Lab {
 
     /// Starts a cluster with these groups of nodes.
     pub async fn start_with(nodes: Vec<NodeGroup>) -> anyhow::Result<Self> {
-        Self::start_tier(nodes, false).await
+        Self::start_tier(nodes, Setup::default()).await
     }
 
     /// Starts a cluster in which Kubernetes' own scheduler takes the pods that name none, and Gantry's those that name it.
@@ -50,15 +59,27 @@ impl Lab {
     /// On the embedded tier, which has no other scheduler.
     pub async fn start_beside_the_stock_scheduler(nodes: &[(&str, u32)]) -> anyhow::Result<Self> {
         anyhow::ensure!(Self::on_kubernetes(), "the embedded tier has no other scheduler");
-        Self::start_tier(groups(nodes), true).await
+        let setup = Setup { stock_scheduler: true, ..Setup::default() };
+        Self::start_tier(groups(nodes), setup).await
     }
 
-    async fn start_tier(nodes: Vec<NodeGroup>, stock_scheduler: bool) -> anyhow::Result<Self> {
+    /// Starts a cluster whose container runtimes have NRI switched off and `gantry-runtime` as the runtime `nvidia`, as
+    /// `gantry runtime configure` brings it there.
+    ///
+    /// # Errors
+    /// On the embedded tier, whose container runtime knows no other.
+    pub async fn start_with_the_runtime_wrapper(nodes: &[(&str, u32)]) -> anyhow::Result<Self> {
+        anyhow::ensure!(Self::on_kubernetes(), "the embedded tier has no OCI runtime");
+        let setup = Setup { runtime_wrapper: true, ..Setup::default() };
+        Self::start_tier(groups(nodes), setup).await
+    }
+
+    async fn start_tier(nodes: Vec<NodeGroup>, setup: Setup) -> anyhow::Result<Self> {
         gantry_kit::install_crypto();
         // Unix socket paths are short: the folder lies directly under /tmp.
         let folder = tempfile::Builder::new().prefix("gl").tempdir_in("/tmp")?;
         let tier = if Self::on_kubernetes() {
-            Tier::Kubernetes(Real::start(&nodes, stock_scheduler).await?)
+            Tier::Kubernetes(Real::start(&nodes, setup).await?)
         } else {
             Tier::Embedded(Embedded::start(nodes, folder.path()).await?)
         };

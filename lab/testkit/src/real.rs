@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::sync::{Mutex, MutexGuard};
 
+use crate::lab::Setup;
 use crate::{Output, eventually};
 
 /// The cluster's name: tests take turns, for one cluster is as much as the machine carries.
@@ -41,7 +42,7 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    pub(crate) async fn start(groups: &[NodeGroup], stock_scheduler: bool) -> anyhow::Result<Self> {
+    pub(crate) async fn start(groups: &[NodeGroup], setup: Setup) -> anyhow::Result<Self> {
         let turn = TURN.lock().await;
         let gantry = built("gantry")?;
         let drivers = tempfile::Builder::new().prefix("gd").tempdir_in("/tmp")?;
@@ -52,7 +53,7 @@ impl Real {
                 let driver = (group.gpus_per_node > 0).then(|| drivers.path().join(&name));
                 if let Some(root) = &driver {
                     cards.insert(name.clone(), install(root, &gantry, group, &name)?);
-                    programs.push((name.clone(), program(AGENT, &gantry, &agent_arguments(&name))));
+                    programs.push((name.clone(), program(AGENT, &gantry, &agent_arguments(&name, setup))));
                 }
                 nodes.push(NodeOptions {
                     name,
@@ -60,6 +61,7 @@ impl Real {
                     driver,
                     labels: group.labels.clone(),
                     taints: group.taints.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
+                    without_nri: setup.runtime_wrapper,
                 });
             }
         }
@@ -67,7 +69,7 @@ impl Real {
             name: NAME.to_owned(),
             version: std::env::var("GANTRY_KUBERNETES_VERSION").unwrap_or_else(|_| "latest".to_owned()),
             nodes,
-            scheduler: stock_scheduler,
+            scheduler: setup.stock_scheduler,
         };
         Cluster::down(NAME)?;
         let cluster = tokio::task::spawn_blocking(move || Cluster::up(&options)).await??;
@@ -76,11 +78,14 @@ impl Real {
         for definition in gantry_api::crds() {
             real.define(&definition).await?;
         }
-        let names = if stock_scheduler { OWN_SCHEDULER_NAMES } else { SCHEDULER_NAMES };
+        let names = if setup.stock_scheduler { OWN_SCHEDULER_NAMES } else { SCHEDULER_NAMES };
         let scheduler = ["scheduler", "--scheduler-name", names];
         real.cluster.start(CONTROL, program(SCHEDULER, &gantry, &scheduler))?;
         real.cluster
             .start(CONTROL, program(CONTROLLERS, &gantry, &["controllers", "--listen", "0.0.0.0:8081"]))?;
+        if setup.runtime_wrapper {
+            real.add_runtime(&gantry).await?;
+        }
         for (node, program) in programs {
             real.cluster.start(&node, program)?;
         }
@@ -199,6 +204,27 @@ impl Real {
         drop(Cluster::down(&self.cluster.options.name));
     }
 
+    /// Makes every container runtime know `gantry-runtime`, as an operator does, and pods the class that asks for it.
+    async fn add_runtime(&self, gantry: &Path) -> anyhow::Result<()> {
+        let program = built("gantry-runtime")?;
+        for node in self.cluster.nodes() {
+            let mut command = self.cluster.command(node, Path::new("/"))?;
+            command.arg(gantry).args(["runtime", "configure", "--runtime", "containerd", "--config"]);
+            command.arg(self.cluster.runtime_config(node)?).arg("--nvidia-runtime-path").arg(&program);
+            let output = tokio::task::spawn_blocking(move || command.output()).await??;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            self.restart(node, "containerd")?;
+        }
+        let class = serde_json::json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia",
+        });
+        let request = http::Request::post("/apis/node.k8s.io/v1/runtimeclasses")
+            .header("Content-Type", "application/json")
+            .body(serde_json::to_vec(&class)?)?;
+        self.client.request::<Value>(request).await.context("create the runtime class")?;
+        Ok(())
+    }
+
     /// Makes a definition known, and waits until its objects can be written.
     async fn define(&self, definition: &Value) -> anyhow::Result<()> {
         let name = definition["metadata"]["name"].as_str().context("a definition has a name")?;
@@ -259,7 +285,7 @@ fn install(root: &Path, gantry: &Path, group: &NodeGroup, node: &str) -> anyhow:
 }
 
 /// The command line of a node's agent: its driver is laid out as a driver container does it.
-fn agent_arguments(node: &str) -> [&str; 9] {
+fn agent_arguments(node: &str, setup: Setup) -> [&str; 11] {
     [
         "agent",
         "--node-name",
@@ -270,6 +296,8 @@ fn agent_arguments(node: &str) -> [&str; 9] {
         "/run/nvidia/driver/sys",
         "--procfs",
         "/run/nvidia/driver/proc",
+        "--identity",
+        if setup.runtime_wrapper { "shim" } else { "auto" },
     ]
 }
 

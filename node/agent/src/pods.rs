@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use gantry_api::ASSIGNMENT_ANNOTATION;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// Where the kubelet writes the UID of a static pod, in the object that mirrors it.
 const STATIC_UID_ANNOTATION: &str = "kubernetes.io/config.hash";
@@ -35,27 +38,90 @@ struct Known {
     namespace: String,
     name: String,
     assignment: Option<String>,
+    /// The UID of the object, where its containers run under another.
+    mirror: Option<String>,
+    /// Whether its containers have ended for good.
+    ended: bool,
 }
 
-/// The pods of the node by UID.
+/// The pods of the node.
 #[derive(Debug, Default)]
-pub(crate) struct NodePods(Mutex<BTreeMap<String, Known>>);
+pub(crate) struct NodePods {
+    list: Mutex<List>,
+    /// Counts changes.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// By the UID under which containers run.
+    pods: BTreeMap<String, Known>,
+    /// Whether it is what the API server says now, as far as anybody can know: what it does not have is not there.
+    current: bool,
+}
+
+/// What is known of one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is there; its assignment, if it has one.
+    Pod(Option<String>),
+    /// The API server knows no such pod on this node.
+    None,
+    /// The API server does not answer.
+    Unknown,
+}
 
 impl NodePods {
-    fn pods(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A pod's assignment, as its annotation says it.
     pub(crate) fn assignment(&self, uid: &str) -> Option<String> {
-        self.pods().get(uid)?.assignment.clone()
+        self.list().pods.get(uid)?.assignment.clone()
     }
 
     /// The UID of the pod with this name.
     pub(crate) fn uid(&self, namespace: &str, name: &str) -> Option<String> {
-        let pods = self.pods();
-        let known = pods.iter().find(|(_, pod)| pod.namespace == namespace && pod.name == name);
+        let list = self.list();
+        let known = list.pods.iter().find(|(_, pod)| pod.namespace == namespace && pod.name == name);
         known.map(|(uid, _)| uid.clone())
+    }
+
+    /// A pod whose containers have not ended. The runtime may know it a moment earlier than we do, so that one that is not there
+    /// yet is waited for.
+    pub(crate) async fn find(&self, uid: &str, patience: Duration) -> Found {
+        let mut changed = self.changed.subscribe();
+        let found = timeout(patience, async {
+            loop {
+                if let Some(pod) = self.list().pods.get(uid).filter(|pod| !pod.ended) {
+                    return pod.assignment.clone();
+                }
+                if changed.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        });
+        match found.await {
+            Ok(assignment) => Found::Pod(assignment),
+            Err(_) if self.list().current => Found::None,
+            Err(_) => Found::Unknown,
+        }
+    }
+
+    /// Those of the UIDs whose pods have ended or are gone; none while that is not known.
+    pub(crate) fn ended<'a>(&self, uids: &'a [Arc<str>]) -> Vec<&'a Arc<str>> {
+        let list = self.list();
+        let live = |uid: &str| {
+            let mirrors = |pod: &Known| pod.mirror.as_deref() == Some(uid);
+            list.pods.iter().any(|(known, pod)| !pod.ended && (known == uid || mirrors(pod)))
+        };
+        uids.iter().filter(|uid| list.current && !live(uid)).collect()
+    }
+
+    /// Every change.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     fn apply(pods: &mut BTreeMap<String, Known>, pod: &Pod) {
@@ -68,22 +134,38 @@ impl NodePods {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             assignment,
+            mirror: metadata.uid.clone().filter(|own| *own != uid),
+            ended: has_ended(pod),
         };
         pods.insert(uid, known);
     }
 
     fn step(&self, fresh: &mut BTreeMap<String, Known>, event: watcher::Event<Pod>) {
-        match event {
-            watcher::Event::Init => fresh.clear(),
-            watcher::Event::InitApply(pod) => Self::apply(fresh, &pod),
-            watcher::Event::InitDone => *self.pods() = std::mem::take(fresh),
-            watcher::Event::Apply(pod) => Self::apply(&mut self.pods(), &pod),
-            watcher::Event::Delete(pod) => {
-                let mut gone = BTreeMap::new();
-                Self::apply(&mut gone, &pod);
-                self.pods().retain(|uid, _| !gone.contains_key(uid));
+        {
+            let mut list = self.list();
+            match event {
+                watcher::Event::Init => fresh.clear(),
+                watcher::Event::InitApply(pod) => Self::apply(fresh, &pod),
+                watcher::Event::InitDone => {
+                    *list = List { pods: std::mem::take(fresh), current: true };
+                }
+                watcher::Event::Apply(pod) => {
+                    list.current = true;
+                    Self::apply(&mut list.pods, &pod);
+                }
+                watcher::Event::Delete(pod) => {
+                    let mut gone = BTreeMap::new();
+                    Self::apply(&mut gone, &pod);
+                    list.pods.retain(|uid, _| !gone.contains_key(uid));
+                }
             }
         }
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Nobody tells changes for now.
+    fn lost(&self) {
+        self.list().current = false;
     }
 }
 
@@ -96,7 +178,10 @@ pub(crate) async fn follow(pods: Arc<NodePods>, client: kube::Client, node: Arc<
         match events.try_next().await {
             Ok(Some(event)) => pods.step(&mut fresh, event),
             Ok(None) => return,
-            Err(error) => tracing::debug!(%error, "cannot watch the node's pods; trying again"),
+            Err(error) => {
+                pods.lost();
+                tracing::debug!(%error, "cannot watch the node's pods; trying again");
+            }
         }
     }
 }
@@ -149,5 +234,34 @@ mod tests {
         pods.step(&mut fresh, watcher::Event::Init);
         pods.step(&mut fresh, watcher::Event::InitDone);
         assert_eq!(pods.uid("d", "b"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_is_waited_for_and_one_that_has_ended_is_none() {
+        let patience = Duration::from_secs(1);
+        let (pods, mut fresh) = (NodePods::default(), BTreeMap::new());
+        let owners: Vec<Arc<str>> = vec!["1".into(), "2".into(), "real".into()];
+        assert_eq!(pods.find("1", patience).await, Found::Unknown);
+        assert!(pods.ended(&owners).is_empty(), "nothing is known yet");
+        pods.step(&mut fresh, watcher::Event::InitDone);
+        assert_eq!(pods.find("1", patience).await, Found::None);
+        let (found, ()) = tokio::join!(pods.find("1", patience), async {
+            pods.step(
+                &mut fresh,
+                watcher::Event::Apply(pod("a", "1", &json!({ ASSIGNMENT_ANNOTATION: "x" }))),
+            );
+        });
+        assert_eq!(found, Found::Pod(Some("x".to_owned())));
+        let mirror = json!({ STATIC_UID_ANNOTATION: "real" });
+        pods.step(&mut fresh, watcher::Event::Apply(pod("s", "2", &mirror)));
+        assert!(pods.ended(&owners).is_empty(), "a static pod is known by either UID");
+        let mut done = pod("a", "1", &json!({}));
+        done.status = serde_json::from_value(json!({ "phase": "Succeeded" })).unwrap();
+        pods.step(&mut fresh, watcher::Event::Apply(done));
+        assert_eq!(pods.find("1", patience).await, Found::None);
+        assert_eq!(pods.ended(&owners), [&owners[0]]);
+        pods.lost();
+        assert!(pods.ended(&owners).is_empty());
+        assert_eq!(pods.find("1", patience).await, Found::Unknown);
     }
 }

@@ -37,15 +37,15 @@ pub(crate) fn phase(pod: &Value) -> &str {
     text(pod, "/status/phase")
 }
 
-async fn create(lab: &Lab, pod: &Value) -> anyhow::Result<()> {
+pub(crate) async fn create(lab: &Lab, pod: &Value) -> anyhow::Result<()> {
     lab.post(PODS, pod).await?.ok().map(drop)
 }
 
-async fn delete(lab: &Lab, pod: &str) -> anyhow::Result<()> {
+pub(crate) async fn delete(lab: &Lab, pod: &str) -> anyhow::Result<()> {
     lab.send("DELETE", &format!("{PODS}/{pod}"), None).await?.ok().map(drop)
 }
 
-async fn gone(lab: &Lab, pod: &str) -> anyhow::Result<()> {
+pub(crate) async fn gone(lab: &Lab, pod: &str) -> anyhow::Result<()> {
     eventually(&format!("pod {pod} is gone"), async || {
         let answer = lab.send("GET", &format!("{PODS}/{pod}"), None).await?;
         ensure!(answer.status == 404, "{}", answer.body["status"]);
@@ -54,7 +54,7 @@ async fn gone(lab: &Lab, pod: &str) -> anyhow::Result<()> {
     .await
 }
 
-async fn running(lab: &Lab, pod: &str) -> anyhow::Result<Value> {
+pub(crate) async fn running(lab: &Lab, pod: &str) -> anyhow::Result<Value> {
     eventually(&format!("pod {pod} runs"), async || {
         let pod = lab.get(&format!("{PODS}/{pod}")).await?;
         ensure!(phase(&pod) == "Running", "{}", pod["status"]);
@@ -96,7 +96,7 @@ fn asked(pod: &Value) -> anyhow::Result<usize> {
 }
 
 /// What `nvidia-smi -L` lists inside a container.
-async fn visible(lab: &Lab, pod: &str, container: &str) -> anyhow::Result<BTreeSet<String>> {
+pub(crate) async fn visible(lab: &Lab, pod: &str, container: &str) -> anyhow::Result<BTreeSet<String>> {
     let output = lab.exec_in("default", pod, Some(container), &["nvidia-smi", "-L"]).await?;
     // A container without GPUs has no such program; every other silence is a failure of the way there.
     let absent = output.stderr.contains("executable file not found");

@@ -11,6 +11,7 @@ mod kept;
 mod kubectl_matrix;
 mod pitfalls;
 mod stress;
+mod wrapper;
 
 /// Whether a test is left out because clusters are real Kubernetes. Says so on standard output, past what catches a test's output: a
 /// test that is left out must be seen.

@@ -49,12 +49,15 @@ fn api(name: &'static str, gpu: &GpuId) -> kube::Client {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "ml",
         "uid": format!("uid-{name}"), "annotations": { ASSIGNMENT_ANNOTATION: text } } });
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        assert_eq!(request.uri().path(), "/api/v1/namespaces/ml/pods");
-        let known =
-            request.uri().query().is_some_and(|query| query.contains(&format!("metadata.name%3D{name}")));
-        let items = if known { vec![pod.clone()] } else { Vec::new() };
-        let body = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items });
+        assert_eq!(request.uri().path(), "/api/v1/pods");
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        assert!(query.contains("spec.nodeName%3Dnode-1"), "{query}");
+        let body = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": { "resourceVersion": "1" }, "items": [pod] });
         async move {
+            if query.contains("watch=true") {
+                // Nothing ever changes.
+                return std::future::pending().await;
+            }
             let response = Response::builder().body(Body::from(serde_json::to_vec(&body).unwrap()));
             Ok::<_, std::convert::Infallible>(response.unwrap())
         }
@@ -97,8 +100,10 @@ async fn a_container_gets_the_gpus_of_its_assignment_and_no_other_pods() {
     }
     let second = Answer::Devices(vec![format!("k8s.device-plugin.nvidia.com/gpu={}", gpus[2])]);
     assert_eq!(ask(&socket, &request("c", "slot-2", &[])).await, second);
-    let unknown = "pod ml/d: the API server knows none with UID uid-d".to_owned();
+    let unknown = "pod ml/d: the API server knows none with UID uid-d on this node".to_owned();
     assert_eq!(ask(&socket, &request("d", "slot-1", &[&gpus[1]])).await, Answer::Refused(unknown));
+    let owners: Vec<String> = agent.handle.in_use().into_iter().map(|owner| owner.pod).collect();
+    assert_eq!(owners, ["c"], "the list does not have the pod that had the third one: it has ended");
     cancel.cancel();
     serving.await.unwrap().unwrap();
     agent.stop().await;

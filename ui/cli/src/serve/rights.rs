@@ -53,6 +53,7 @@ mod tests {
             "watch nodes",
             "patch nodes/status",
             "list pods",
+            "watch pods",
             "create events",
             "create gpunodes.gantry.dev",
             "patch gpunodes.gantry.dev/status",
@@ -81,7 +82,7 @@ mod tests {
                 .unwrap();
             server.client().request::<Value>(request).await.unwrap();
         }
-        let left = ["patch nodes/status", "list pods", "create events"];
+        let left = ["patch nodes/status", "list pods", "watch pods", "create events"];
         assert_eq!(missing(&client, Part::Agent).await.unwrap(), left);
     }
 }

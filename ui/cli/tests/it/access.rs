@@ -212,7 +212,8 @@ async fn the_agent_may_do_what_it_does() {
         node_name: "node-1".to_owned(),
         backend: gpus,
         identity: IdentityMode::Kubelet.into(),
-        nri: None,
+        // Nobody listens there, but whoever is asked through it wants to know the node's pods.
+        nri: Some(folder.path().join("nri.sock")),
         pod_resources: None,
         resource: "nvidia.com/gpu".to_owned(),
         config,
