@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
+use crate::ended::Kubelet;
 use crate::facts::{Facts, Look};
 use crate::handle::{Choice, Shared};
 use crate::health::{self, HealthOptions, Monitor, Outcome, Policy};
@@ -66,6 +67,9 @@ pub struct Options {
     /// The socket of the kubelet's podresources service, usually `<root-dir>/pod-resources/kubelet.sock`. Without, the ledger does not
     /// know what the kubelet decides.
     pub pod_resources: Option<PathBuf>,
+    /// The kubelet's folder of pods, usually `<root-dir>/pods`: where no container runtime tells that a pod has ended, its GPUs are free when
+    /// its folder is gone. Without, the API server's word is enough.
+    pub kubelet_pods: Option<PathBuf>,
     /// The resource of whole GPUs to which the configuration gives no other name, usually `nvidia.com/gpu`.
     pub resource: String,
     /// What is offered, in the format of NVIDIA's device plugin.
@@ -182,7 +186,9 @@ impl Agent {
             tracing::info!(node = options.node_name, "{line}");
             log.write(line);
         }
-        let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice));
+        let kubelet =
+            Kubelet { pod_resources: options.pod_resources.clone(), pods: options.kubelet_pods.clone() };
+        let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice, kubelet));
         shared.publish(&shared.state());
         *shared.cdi() = cdi.known.clone();
         let handle = Handle(Arc::clone(&shared));

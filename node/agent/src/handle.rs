@@ -12,6 +12,7 @@ use gantry_nvidia_config::Config;
 use tokio::sync::{Notify, watch};
 
 use crate::checkpoint::Checkpoint;
+use crate::ended::Kubelet;
 use crate::facts::Facts;
 use crate::health::Verdict;
 use crate::log::Log;
@@ -75,6 +76,8 @@ pub(crate) struct Shared {
     pub(crate) allocated: Notify,
     /// The pods of the node, where there is an API server.
     pub(crate) pods: Arc<NodePods>,
+    /// What of the kubelet tells that pods have ended.
+    pub(crate) kubelet: Kubelet,
 }
 
 /// How it is found out who decides.
@@ -89,7 +92,14 @@ pub(crate) struct Choice {
 }
 
 impl Shared {
-    pub(crate) fn new(state: State, checkpoint: Checkpoint, facts: Facts, log: Log, choice: Choice) -> Self {
+    pub(crate) fn new(
+        state: State,
+        checkpoint: Checkpoint,
+        facts: Facts,
+        log: Log,
+        choice: Choice,
+        kubelet: Kubelet,
+    ) -> Self {
         let nri = Nri::Away { since: log.now(), why: "NRI is not used".to_owned() };
         let devices = Arc::new(state.lists());
         Self {
@@ -109,6 +119,7 @@ impl Shared {
             decided: watch::Sender::new(choice.decided),
             allocated: Notify::new(),
             pods: Arc::default(),
+            kubelet,
         }
     }
 
@@ -161,6 +172,16 @@ impl Shared {
             self.say(format!("Podresources: {text}"));
         }
         *told = contradictions;
+    }
+
+    /// Frees the GPUs of a pod; whether it had any.
+    pub(crate) fn remove_pod(&self, uid: &str) -> bool {
+        let mut state = self.state();
+        let freed = state.retain(|known| known != uid);
+        if freed {
+            self.publish_untold(&state);
+        }
+        freed
     }
 
     pub(crate) fn cdi(&self) -> MutexGuard<'_, cdi::Known> {
@@ -247,10 +268,7 @@ impl Handle {
     /// Frees the GPUs of a pod whose containers have ended for good; one without GPUs is fine. A runtime calls this when it stops the
     /// pod's sandbox (NRI's `StopPodSandbox`): before the kubelet offers the devices to others.
     pub fn remove_pod(&self, uid: &str) {
-        let mut state = self.0.state();
-        if state.retain(|known| known != uid) {
-            self.0.publish_untold(&state);
-        }
+        self.0.remove_pod(uid);
     }
 
     /// Frees the GPUs of all pods but these: what a runtime that has just started says (NRI's `Synchronize`).

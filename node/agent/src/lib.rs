@@ -29,11 +29,12 @@
 //!
 //! Everything that decides is in `state` and `response`, which do no I/O. The rest carries: `plugin` the gRPC service, `nri` the
 //! questions of the container runtime, `identity` who decides, `agent` the loop, `links` what keeps resources registered, `node_config` and `node_label` the configuration, `report` the API objects, `pods` and
-//! `podresources` what API server and kubelet know of pods, `cdi`, `checkpoint` and `watch` the file system.
+//! `podresources` what API server and kubelet know of pods, `ended` which of them have ended, `cdi`, `checkpoint` and `watch` the file system.
 
 mod agent;
 mod cdi;
 mod checkpoint;
+mod ended;
 mod error;
 mod facts;
 mod files;

@@ -57,14 +57,14 @@ pub(crate) async fn follow(shared: Arc<Shared>, socket: PathBuf) {
 }
 
 /// The resources that the agent offers, or has offered.
-fn resources(shared: &Shared) -> BTreeSet<String> {
+pub(crate) fn resources(shared: &Shared) -> BTreeSet<String> {
     let mut resources: BTreeSet<String> = shared.devices.borrow().keys().map(ToString::to_string).collect();
     resources.insert(shared.state().primary().to_string());
     resources
 }
 
 /// The containers that have devices of these resources.
-async fn list(socket: &Path, resources: &BTreeSet<String>) -> Result<Vec<Listed>, String> {
+pub(crate) async fn list(socket: &Path, resources: &BTreeSet<String>) -> Result<Vec<Listed>, String> {
     let path = socket.to_path_buf();
     let call = async {
         let channel = Endpoint::from_static("http://localhost")

@@ -119,6 +119,12 @@ impl NodePods {
         uids.iter().filter(|uid| list.current && !live(uid)).collect()
     }
 
+    /// Whether there is such a pod, whatever its state.
+    pub(crate) fn is_there(&self, uid: &str) -> bool {
+        let list = self.list();
+        list.pods.iter().any(|(known, pod)| known == uid || pod.mirror.as_deref() == Some(uid))
+    }
+
     /// Every change.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
@@ -260,6 +266,7 @@ mod tests {
         pods.step(&mut fresh, watcher::Event::Apply(done));
         assert_eq!(pods.find("1", patience).await, Found::None);
         assert_eq!(pods.ended(&owners), [&owners[0]]);
+        assert!(pods.is_there("1") && pods.is_there("2") && pods.is_there("real") && !pods.is_there("3"));
         pods.lost();
         assert!(pods.ended(&owners).is_empty());
         assert_eq!(pods.find("1", patience).await, Found::Unknown);

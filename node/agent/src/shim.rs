@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Root alone can connect. What the request says of the pod is what the runtime wrote down; the assignment is the API server's word,
-//! and the request's only while that does not answer. The same watch tells that a pod has ended, and frees its GPUs.
+//! and the request's only while that does not answer. The same watch tells that a pod may have ended (`ended`).
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::ASSIGNMENT_ANNOTATION;
+use gantry_cdi::ContainerEdits;
+use gantry_driver::{Capabilities, ContainerRequest, ImageLayout, LibC};
 use gantry_kit::CancellationToken;
 use gantry_model::PodKey;
 use gantry_shim::{Answer, MAX_LINE, Request};
@@ -22,6 +24,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 
+use crate::ended;
 use crate::pods::{self, Found};
 use crate::{ContainerIdentity, Error, Handle};
 
@@ -87,7 +90,7 @@ pub async fn serve_shim(
         () = cancel.cancelled() => {}
         () = serving => {}
         () = following => {}
-        () = free_ended(&handle) => {}
+        () = ended::free(&handle.0) => {}
     }
     let _ = std::fs::remove_file(&options.socket);
     Ok(())
@@ -156,19 +159,33 @@ async fn answer(request: &Request, handle: &Handle, knows: bool) -> Result<Answe
         devices: request.devices.clone(),
     };
     let adjustment = handle.create_container(&identity).map_err(|error| error.to_string())?;
-    // A pod that ended meanwhile was freed before it had anything.
-    if !pods.ended(std::slice::from_ref(&pod.uid)).is_empty() && knows {
-        handle.remove_pod(&pod.uid);
+    // A pod may end meanwhile; what it has is freed when its other containers have ended, too.
+    if knows && !pods.ended(std::slice::from_ref(&pod.uid)).is_empty() {
         return Err(none());
     }
-    Ok(Answer::Devices(adjustment.cdi_devices.iter().map(ToString::to_string).collect()))
+    let devices: Vec<String> = adjustment.cdi_devices.iter().map(ToString::to_string).collect();
+    if devices.is_empty() {
+        return Ok(Answer::Devices(devices));
+    }
+    let edits = edits(request, &devices, handle)?;
+    Ok(Answer::Edits(devices, Box::new(edits)))
 }
 
-/// Frees the GPUs of pods that have ended, for ever.
-async fn free_ended(handle: &Handle) {
-    let mut changes = handle.0.pods.changes();
-    while changes.changed().await.is_ok() {
-        let owners: Vec<Arc<str>> = handle.0.state().pods().map(|pod| Arc::clone(&pod.key.uid)).collect();
-        handle.0.pods.ended(&owners).into_iter().for_each(|uid| handle.remove_pod(uid));
-    }
+/// What these devices mean for a container: the parts of the driver that it asks for, once its requirements are met.
+fn edits(request: &Request, devices: &[String], handle: &Handle) -> Result<ContainerEdits, String> {
+    let machine = handle.machine().ok_or_else(|| {
+        let why = handle.cdi_error().unwrap_or_else(|| "the node agent has just started".to_owned());
+        format!("the driver is not described: {why}; trying again")
+    })?;
+    let supported = match &request.supported_capabilities {
+        Some(list) => Capabilities::parse(list).map_err(|error| format!("settings: {error}"))?,
+        None => Capabilities::ALL,
+    };
+    let image = request.image.as_ref().map(|image| ImageLayout {
+        library_folder: image.library_folder.clone(),
+        library_folder_32: image.library_folder_32.clone(),
+        lib_c: if image.musl { LibC::Musl } else { LibC::Gnu },
+    });
+    let wish = ContainerRequest { env: &request.env, devices, image: image.as_ref(), supported };
+    machine.container_edits(&wish).map_err(|error| error.to_string())
 }

@@ -54,6 +54,11 @@ impl Capabilities {
         Self(self.0 & !other.0)
     }
 
+    /// Those of this set that are in the other, too.
+    pub const fn within(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
     /// Whether the sets have a capability in common.
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -81,6 +86,20 @@ impl Capabilities {
             };
         }
         Ok(if set == Self::none() { Self::usual() } else { set })
+    }
+
+    /// What a container gets that asks for this, where not every capability is to be had. `all` means what there is.
+    ///
+    /// # Errors
+    /// [`Error::Capability`], and [`Error::Unsupported`] for one that is asked for by name and is not to be had.
+    pub(crate) fn asked(value: &str, supported: Self) -> Result<Self, Error> {
+        let set = Self::parse(value)?;
+        let said = value.split(',').any(|word| !word.trim().is_empty());
+        if set == Self::ALL || !said || supported.contains(set) {
+            return Ok(set.within(supported));
+        }
+        let missing = set.without(supported).to_string();
+        Err(Error::Unsupported { variable: CAPABILITIES_VARIABLE, missing, supported: supported.to_string() })
     }
 }
 
@@ -134,6 +153,21 @@ mod tests {
             assert_eq!(set.to_string(), expected, "{value:?}");
             assert_eq!(Capabilities::parse(&set.to_string()).unwrap(), set);
         }
+    }
+
+    #[test]
+    fn what_is_not_to_be_had_is_refused_by_name() {
+        let supported = Capabilities::usual();
+        for (value, expected) in [("all", "compute,utility"), ("", "compute,utility"), ("utility", "utility")]
+        {
+            assert_eq!(Capabilities::asked(value, supported).unwrap().to_string(), expected, "{value:?}");
+        }
+        assert_eq!(
+            Capabilities::asked("compute,video,ngx", supported).unwrap_err().to_string(),
+            "NVIDIA_DRIVER_CAPABILITIES: video,ngx is not to be had: supported-driver-capabilities of this node is \
+             compute,utility"
+        );
+        assert_eq!(Capabilities::asked("", Capabilities::UTILITY).unwrap(), Capabilities::UTILITY);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct ContainerRequest<'a> {
     pub devices: &'a [String],
     /// What was found out about its image; `None` = the machine's own layout.
     pub image: Option<&'a ImageLayout>,
+    /// The capabilities that it can have at most.
+    pub supported: Capabilities,
 }
 
 impl Machine {
@@ -28,16 +30,17 @@ impl Machine {
     /// checked against driver and GPUs. Nothing is asked of the machine: call it as often as containers are created.
     ///
     /// # Errors
-    /// [`Error::Capability`], [`Error::Constraint`] for what cannot be read, [`Error::Unsatisfied`] for what the image requires and the node
-    /// does not have, [`Error::UnknownDevice`] for devices that it does not have.
+    /// [`Error::Capability`], [`Error::Constraint`] for what cannot be read, [`Error::Unsupported`] for capabilities that are not to be
+    /// had, [`Error::Unsatisfied`] for what the image requires and the node does not have, [`Error::UnknownDevice`] for devices that it
+    /// does not have.
     pub fn container_edits(&self, request: &ContainerRequest<'_>) -> Result<ContainerEdits, Error> {
         let env: BTreeMap<&str, &str> =
             request.env.iter().filter_map(|variable| variable.split_once('=')).collect();
         let capabilities = match env.get(CAPABILITIES_VARIABLE) {
-            Some(value) => Capabilities::parse(value)?,
+            Some(value) => Capabilities::asked(value, request.supported)?,
             // Images that are older than the variable were made for all of the driver.
-            None if legacy_cuda(&env).is_some() => Capabilities::ALL,
-            None => Capabilities::usual(),
+            None if legacy_cuda(&env).is_some() => request.supported,
+            None => Capabilities::usual().within(request.supported),
         };
         let required = requirements(&env)?;
         let wish = Wish {

@@ -78,6 +78,18 @@ pub enum Error {
         /// The part that is not known, shortened.
         value: String,
     },
+    /// A driver capability that containers of this node do not get.
+    #[error(
+        "{variable}: {missing} is not to be had: supported-driver-capabilities of this node is {supported}"
+    )]
+    Unsupported {
+        /// The variable.
+        variable: &'static str,
+        /// What is asked for and not to be had.
+        missing: String,
+        /// What is to be had.
+        supported: String,
+    },
     /// A requirement of an image that cannot be read.
     #[error("{variable}: invalid constraint {constraint:?}: {rule}")]
     Constraint {

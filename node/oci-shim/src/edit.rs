@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gantry_cdi::{Cache, ContainerEdits, DeviceName};
-use gantry_shim::{Answer, Pod, Request};
+use gantry_shim::{Answer, Image, Pod, Request};
 use serde_json::Value;
 
 use crate::container::{Identity, marker};
@@ -22,6 +22,15 @@ const CHANNEL_CLASS: &str = "imex-channel";
 /// Who describes channels when nobody of the kinds of GPUs does.
 const CHANNEL_VENDORS: [&str; 2] = ["nvidia.com", "k8s.device-plugin.nvidia.com"];
 
+/// What the names of variables begin with that speak of the driver.
+const DRIVER_VARIABLES: &str = "NVIDIA_";
+
+/// The variable of images that are older than those.
+const CUDA_VERSION: &str = "CUDA_VERSION";
+
+/// What switches the check of an image's requirements off.
+const DISABLE_REQUIRE: &str = "NVIDIA_DISABLE_REQUIRE";
+
 /// Annotations that are meant for the node agent.
 const OWN_ANNOTATIONS: &str = "gantry.dev/";
 
@@ -29,6 +38,9 @@ const OWN_ANNOTATIONS: &str = "gantry.dev/";
 pub trait World {
     /// The CDI specifications of the machine.
     fn specifications(&self, policy: &Policy) -> Cache;
+
+    /// Where the image of a configuration wants libraries; `None` where nothing tells.
+    fn image(&self, config: &Value) -> Option<Image>;
 
     /// Asks the node agent.
     ///
@@ -60,25 +72,35 @@ pub fn edit(config: &mut Value, policy: &Policy, world: &dyn World) -> Result<Ou
     if let Some(reason) = &wish.refused {
         note(Level::Warning, reason.clone());
     }
-    let granted = if container.has_slots() { ask(&container, policy, world)? } else { Vec::new() };
+    let granted =
+        if container.has_slots() { ask(config, &container, policy, world)? } else { Granted::default() };
     let mut edited = config.clone();
-    let wanted = !granted.is_empty()
+    let wanted = !granted.devices.is_empty()
         || wish.driver
         || !wish.annotated.devices.is_empty()
         || !wish.rest.devices.is_empty();
     if wanted {
-        let cache = world.specifications(policy);
+        let alone =
+            granted.edits.is_some() && wish.annotated.devices.is_empty() && wish.rest.devices.is_empty();
+        // What the agent has described needs no file.
+        let cache = if alone { Cache::default() } else { world.specifications(policy) };
         for error in cache.errors() {
             note(Level::Warning, format!("CDI specification left out: {error}"));
         }
         let mut names = resolve(&wish.annotated, &cache, policy)?;
-        names.extend(granted);
+        if granted.edits.is_none() {
+            names.extend(granted.devices.iter().cloned());
+        }
         names.extend(resolve(&wish.rest, &cache, policy)?);
         let mut seen = BTreeSet::new();
         names.retain(|name| seen.insert(name.clone()));
         let mut edits = cache.edits(&names)?;
         if wish.driver {
             edits = driver(&cache, policy)?;
+        }
+        if let Some(described) = granted.edits {
+            edits.append(&described);
+            names.extend(granted.devices.into_iter().filter(|name| seen.insert(name.clone())));
         }
         // Everything but hooks is the same when it is applied twice: a runtime may have resolved annotations already.
         edits.hooks.retain(|hook| !has_hook(&edited, hook));
@@ -108,7 +130,26 @@ pub fn edit(config: &mut Value, policy: &Policy, world: &dyn World) -> Result<Ou
 }
 
 /// What the node agent says that the container gets.
-fn ask(container: &Container, policy: &Policy, world: &dyn World) -> Result<Vec<DeviceName>, Error> {
+#[derive(Debug, Default)]
+struct Granted {
+    devices: Vec<DeviceName>,
+    /// What they mean, where the agent says it.
+    edits: Option<Box<ContainerEdits>>,
+}
+
+/// The variables of a container that speak of the driver.
+fn variables(container: &Container, policy: &Policy) -> Vec<String> {
+    let all = container.environment.iter();
+    let driver = all.filter(|(name, _)| name.starts_with(DRIVER_VARIABLES) || *name == CUDA_VERSION);
+    let others = driver.filter(|(name, _)| !policy.disable_require || *name != DISABLE_REQUIRE);
+    let mut variables: Vec<String> = others.map(|(name, value)| format!("{name}={value}")).collect();
+    if policy.disable_require {
+        variables.push(format!("{DISABLE_REQUIRE}=true"));
+    }
+    variables
+}
+
+fn ask(config: &Value, container: &Container, policy: &Policy, world: &dyn World) -> Result<Granted, Error> {
     let slots = container.granted.join(",");
     let Identity { namespace, pod, uid, container: name } =
         container.identity().map_err(|missing| Error::NoIdentity { slots: slots.clone(), missing })?;
@@ -122,11 +163,16 @@ fn ask(container: &Container, policy: &Policy, world: &dyn World) -> Result<Vec<
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
     let pod = Pod { namespace, name: pod, uid };
-    let request = Request::new(pod, name.clone(), container.granted.clone(), annotations);
+    let mut request = Request::new(pod, name.clone(), container.granted.clone(), annotations);
+    request.env = variables(container, policy);
+    request.supported_capabilities.clone_from(&policy.supported_capabilities);
+    request.image = world.image(config);
+    let names = |devices: Vec<String>| -> Result<Vec<DeviceName>, Error> {
+        devices.iter().map(|text| text.parse::<DeviceName>().map_err(Error::from)).collect()
+    };
     match world.ask(policy, &request) {
-        Ok(Answer::Devices(devices)) => {
-            devices.iter().map(|text| text.parse::<DeviceName>().map_err(Error::from)).collect()
-        }
+        Ok(Answer::Devices(devices)) => Ok(Granted { devices: names(devices)?, edits: None }),
+        Ok(Answer::Edits(devices, edits)) => Ok(Granted { devices: names(devices)?, edits: Some(edits) }),
         Ok(Answer::Refused(reason)) => Err(Error::AgentRefused { pod: display, container: name, reason }),
         Err(cause) => Err(Error::AgentAway {
             pod: display,

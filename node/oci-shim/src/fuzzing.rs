@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use gantry_cdi::{Cache, DeviceName};
-use gantry_shim::{Answer, Request};
+use gantry_shim::{Answer, Image, Request};
 use serde_json::Value;
 
 use crate::config::{parse_nvidia, parse_own};
@@ -40,6 +40,10 @@ struct Nowhere;
 impl World for Nowhere {
     fn specifications(&self, _: &Policy) -> Cache {
         Cache::default()
+    }
+
+    fn image(&self, _: &Value) -> Option<Image> {
+        None
     }
 
     fn ask(&self, _: &Policy, request: &Request) -> Result<Answer, String> {

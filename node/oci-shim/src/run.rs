@@ -2,9 +2,13 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use gantry_cdi::Cache;
-use gantry_shim::{Answer, Request};
+use gantry_driver::{ImageLayout, LibC};
+use gantry_shim::{Answer, Image, Request};
+use serde_json::Value;
 
 use crate::args::{Bundle, CommandLine};
 use crate::bundle::Stored;
@@ -14,11 +18,25 @@ use crate::policy::Level;
 use crate::{Error, Policy, agent, config, edit, lowlevel};
 
 /// The machine that this runs on.
-struct Machine;
+struct Machine<'a> {
+    /// The folder of the bundle.
+    bundle: &'a Path,
+}
 
-impl World for Machine {
+impl World for Machine<'_> {
     fn specifications(&self, policy: &Policy) -> Cache {
         Cache::load(&policy.spec_dirs)
+    }
+
+    fn image(&self, config: &Value) -> Option<Image> {
+        let path = config.get("root")?.get("path")?.as_str()?;
+        let root = std::fs::File::open(self.bundle.join(path)).ok()?;
+        let layout = ImageLayout::probe(root.as_fd())?;
+        Some(Image {
+            library_folder: layout.library_folder,
+            library_folder_32: layout.library_folder_32,
+            musl: layout.lib_c == LibC::Musl,
+        })
     }
 
     fn ask(&self, policy: &Policy, request: &Request) -> Result<Answer, String> {
@@ -54,7 +72,7 @@ pub fn run(arguments: &[OsString]) -> Error {
 fn prepare(bundle: &Bundle, policy: &Policy, log: &Log<'_>) -> Result<(), Error> {
     let stored = Stored::read(&bundle.config())?;
     let mut value = stored.value.clone();
-    let outcome = edit(&mut value, policy, &Machine)?;
+    let outcome = edit(&mut value, policy, &Machine { bundle: &bundle.folder })?;
     outcome.notes.iter().for_each(|(level, text)| log.write(*level, text));
     if outcome.changed { stored.replace(&value) } else { Ok(()) }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_cdi::ContainerEdits;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,28 @@ pub struct Request {
     /// The annotations of `gantry.dev` that reached `config.json`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
+    /// Its variables that speak of the driver, as `NAME=value`, each name once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// The driver capabilities that it can have at most, joined by commas; `None` = all.
+    #[serde(rename = "supportedCapabilities", default, skip_serializing_if = "Option::is_none")]
+    pub supported_capabilities: Option<String>,
+    /// Where its image wants libraries; `None` = nothing tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<Image>,
+}
+
+/// Where an image's loader looks for libraries.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Image {
+    /// The folder for 64-bit programs.
+    pub library_folder: String,
+    /// The folder for 32-bit programs, if the image runs any.
+    #[serde(rename = "libraryFolder32", default, skip_serializing_if = "Option::is_none")]
+    pub library_folder_32: Option<String>,
+    /// Whether its C library is musl rather than GNU's.
+    pub musl: bool,
 }
 
 /// A pod, as the runtime knows it.
@@ -49,6 +72,8 @@ pub struct Pod {
 pub enum Answer {
     /// The CDI devices that the container gets, each `vendor/class=name`, in the order in which it sees them.
     Devices(Vec<String>),
+    /// The same, with what they mean for this container: the parts of the driver that it asks for, where its image wants them.
+    Edits(Vec<String>, Box<ContainerEdits>),
     /// Why the container must not be created.
     Refused(String),
 }
@@ -64,6 +89,8 @@ struct WireAnswer {
     v: u64,
     #[serde(rename = "cdiDevices", default, skip_serializing_if = "Option::is_none")]
     devices: Option<Vec<String>>,
+    #[serde(rename = "containerEdits", default, skip_serializing_if = "Option::is_none")]
+    edits: Option<Box<ContainerEdits>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
@@ -76,7 +103,8 @@ impl Request {
         devices: Vec<String>,
         annotations: BTreeMap<String, String>,
     ) -> Self {
-        Self { v: CURRENT, pod, container, devices, annotations }
+        let (env, supported_capabilities, image) = (Vec::new(), None, None);
+        Self { v: CURRENT, pod, container, devices, annotations, env, supported_capabilities, image }
     }
 
     /// The message with its line end.
@@ -127,11 +155,12 @@ impl Answer {
     /// # Errors
     /// Where it has more devices than a line holds.
     pub fn encode(&self) -> Result<Vec<u8>, Error> {
-        let (devices, refused) = match self {
-            Self::Devices(devices) => (Some(devices.clone()), None),
-            Self::Refused(text) => (None, Some(text.chars().take(4096).collect())),
+        let (devices, edits, refused) = match self {
+            Self::Devices(devices) => (Some(devices.clone()), None, None),
+            Self::Edits(devices, edits) => (Some(devices.clone()), Some(edits.clone()), None),
+            Self::Refused(text) => (None, None, Some(text.chars().take(4096).collect())),
         };
-        line(&WireAnswer { v: CURRENT, devices, refused })
+        line(&WireAnswer { v: CURRENT, devices, edits, refused })
     }
 
     /// The message in a line, with or without its end.
@@ -140,8 +169,13 @@ impl Answer {
     /// Where it is not what [`Self::encode`] of this version writes.
     pub fn decode(line: &[u8]) -> Result<Self, Error> {
         match read::<WireAnswer>(line)? {
-            WireAnswer { devices: Some(devices), refused: None, .. } => Ok(Self::Devices(devices)),
-            WireAnswer { devices: None, refused: Some(text), .. } => Ok(Self::Refused(text)),
+            WireAnswer { devices: Some(devices), edits: None, refused: None, .. } => {
+                Ok(Self::Devices(devices))
+            }
+            WireAnswer { devices: Some(devices), edits: Some(edits), refused: None, .. } => {
+                Ok(Self::Edits(devices, edits))
+            }
+            WireAnswer { devices: None, edits: None, refused: Some(text), .. } => Ok(Self::Refused(text)),
             WireAnswer { .. } => Err(invalid("answer", "", "must have either cdiDevices or refused")),
         }
     }
@@ -186,12 +220,28 @@ mod tests {
                     \"devices\":[\"slot-3\"],\"annotations\":{\"gantry.dev/assignment\":\"{}\"}}\n";
         assert_eq!(request().encode().unwrap(), text.as_bytes());
         assert_eq!(Request::decode(text.as_bytes()).unwrap(), request());
+        let mut more = request();
+        more.env = vec!["NVIDIA_DRIVER_CAPABILITIES=utility".into()];
+        more.supported_capabilities = Some("utility,compute".into());
+        more.image = Some(Image { library_folder: "/usr/lib".into(), library_folder_32: None, musl: true });
+        let text = text.replace(
+            "}}\n",
+            "},\"env\":[\"NVIDIA_DRIVER_CAPABILITIES=utility\"],\"supportedCapabilities\":\"utility,compute\",\
+             \"image\":{\"libraryFolder\":\"/usr/lib\",\"musl\":true}}\n",
+        );
+        assert_eq!(String::from_utf8(more.encode().unwrap()).unwrap(), text);
+        assert_eq!(Request::decode(text.as_bytes()).unwrap(), more);
+        let edits = ContainerEdits { env: vec!["A=1".into()], ..ContainerEdits::default() };
         for (answer, text) in [
             (
                 Answer::Devices(vec!["nvidia.com/gpu=0".into()]),
                 "{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"]}\n",
             ),
             (Answer::Devices(Vec::new()), "{\"v\":1,\"cdiDevices\":[]}\n"),
+            (
+                Answer::Edits(vec!["nvidia.com/gpu=0".into()], Box::new(edits)),
+                "{\"v\":1,\"cdiDevices\":[\"nvidia.com/gpu=0\"],\"containerEdits\":{\"env\":[\"A=1\"]}}\n",
+            ),
             (Answer::Refused("no".into()), "{\"v\":1,\"refused\":\"no\"}\n"),
         ] {
             assert_eq!(answer.encode().unwrap(), text.as_bytes());
@@ -211,12 +261,14 @@ mod tests {
             (&whole.replace("7f3c", ""), format!("pod.uid: invalid value \"\": {names}")),
             (&whole.replace("train-0", "a/b"), format!("pod.name: invalid value \"a/b\": {names}")),
             (&whole.replace("slot-3", "a b"), format!("devices: invalid value \"a b\": {RULE}")),
-            (&whole.replace("devices", "device"), "not a message: unknown field `device`, expected one of `v`, `pod`, `container`, `devices`, `annotations` at line 1 column 89".to_owned()),
+            (&whole.replace("devices", "device"), "not a message: unknown field `device`, expected one of `v`, `pod`, `container`, `devices`, `annotations`, `env`, `supportedCapabilities`, `image` at line 1 column 89".to_owned()),
             (&" ".repeat(MAX_LINE + 1), "a message of more than 262144 bytes is refused".to_owned()),
         ] {
             assert_eq!(Request::decode(line.as_bytes()).unwrap_err().to_string(), text, "{line:.80}");
         }
-        for line in ["{\"v\":1}", "{\"v\":1,\"cdiDevices\":[],\"refused\":\"x\"}"] {
+        for line in
+            ["{\"v\":1}", "{\"v\":1,\"containerEdits\":{}}", "{\"v\":1,\"cdiDevices\":[],\"refused\":\"x\"}"]
+        {
             let error = Answer::decode(line.as_bytes()).unwrap_err();
             assert_eq!(
                 error.to_string(),

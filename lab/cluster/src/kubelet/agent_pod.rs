@@ -93,6 +93,7 @@ pub(super) async fn run_agent(machine: Arc<Machine>, stdout: Sink) -> i32 {
         identity: Identity::Assignment,
         nri: None,
         pod_resources: None,
+        kubelet_pods: None,
         resource: GPU_RESOURCE.to_owned(),
         config: ConfigSource::default(),
         kubelet_dir: machine.plate.run_dir.join("device-plugins"),

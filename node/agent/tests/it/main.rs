@@ -57,6 +57,7 @@ impl Node {
             identity: identity.into(),
             nri: None,
             pod_resources: None,
+            kubelet_pods: None,
             resource: GPU.into(),
             config: ConfigSource::default(),
             kubelet_dir: self.plugins(),

@@ -9,7 +9,7 @@ use gantry_api::{ASSIGNMENT_ANNOTATION, encode_assignment};
 use gantry_gpu::GpuBackend as _;
 use gantry_kit::CancellationToken;
 use gantry_model::{Assignment, GpuId};
-use gantry_shim::{Answer, Pod, Request};
+use gantry_shim::{Answer, Image, Pod, Request};
 use http::Response;
 use kube::client::Body;
 use serde_json::json;
@@ -40,6 +40,16 @@ async fn say(socket: &Path, bytes: &[u8]) -> Answer {
 
 async fn ask(socket: &Path, request: &Request) -> Answer {
     say(socket, &request.encode().unwrap()).await
+}
+
+/// The devices of an answer, and the files that come with them.
+fn granted(answer: Answer) -> (Vec<String>, Vec<String>) {
+    let Answer::Edits(devices, edits) = answer else { panic!("{answer:?}") };
+    (devices, edits.mounts.into_iter().map(|mount| mount.container_path).collect())
+}
+
+fn device(gpu: &GpuId) -> Vec<String> {
+    vec![format!("k8s.device-plugin.nvidia.com/gpu={gpu}")]
 }
 
 /// An API server that knows one pod, with this assignment.
@@ -78,9 +88,12 @@ async fn a_container_gets_the_gpus_of_its_assignment_and_no_other_pods() {
         tokio::task::yield_now().await;
     }
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let third = Answer::Devices(vec![format!("k8s.device-plugin.nvidia.com/gpu={}", gpus[3])]);
+    while agent.handle.machine().is_none() {
+        tokio::task::yield_now().await;
+    }
     for _ in 0..2 {
-        assert_eq!(ask(&socket, &request("a", "slot-0", &[&gpus[3]])).await, third, "and the same again");
+        let answer = ask(&socket, &request("a", "slot-0", &[&gpus[3]])).await;
+        assert_eq!(granted(answer).0, device(&gpus[3]), "and the same again");
     }
     let Answer::Refused(text) = ask(&socket, &request("b", "slot-1", &[&gpus[3]])).await else {
         panic!("two owners");
@@ -98,12 +111,57 @@ async fn a_container_gets_the_gpus_of_its_assignment_and_no_other_pods() {
     while !socket.exists() {
         tokio::task::yield_now().await;
     }
-    let second = Answer::Devices(vec![format!("k8s.device-plugin.nvidia.com/gpu={}", gpus[2])]);
-    assert_eq!(ask(&socket, &request("c", "slot-2", &[])).await, second);
+    assert_eq!(granted(ask(&socket, &request("c", "slot-2", &[])).await).0, device(&gpus[2]));
     let unknown = "pod ml/d: the API server knows none with UID uid-d on this node".to_owned();
     assert_eq!(ask(&socket, &request("d", "slot-1", &[&gpus[1]])).await, Answer::Refused(unknown));
     let owners: Vec<String> = agent.handle.in_use().into_iter().map(|owner| owner.pod).collect();
     assert_eq!(owners, ["c"], "the list does not have the pod that had the third one: it has ended");
+    cancel.cancel();
+    serving.await.unwrap().unwrap();
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_container_gets_the_parts_of_the_driver_that_it_asks_for_once_its_requirements_are_met() {
+    let node = Node::new("h100", 1);
+    let agent = node.start(IdentityMode::Assignment);
+    let gpu = node.gpus.inventory().unwrap().gpus.swap_remove(0).id;
+    let socket = node.root.path().join("agent.sock");
+    let cancel = CancellationToken::new();
+    let options = ShimOptions { socket: socket.clone(), client: None };
+    let serving = tokio::spawn(serve_shim(options, agent.handle.clone(), cancel.clone()));
+    while !socket.exists() || agent.handle.machine().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let with = |variables: &[&str]| {
+        let mut request = request("a", "slot-0", &[&gpu]);
+        request.env = variables.iter().map(|variable| (*variable).to_owned()).collect();
+        request
+    };
+    let mut utility = with(&["NVIDIA_DRIVER_CAPABILITIES=utility"]);
+    utility.image = Some(Image { library_folder: "/usr/lib64".into(), library_folder_32: None, musl: false });
+    let (devices, files) = granted(ask(&socket, &utility).await);
+    assert_eq!(devices, device(&gpu));
+    let has = |name: &str| files.iter().any(|file| file == &format!("/usr/lib64/{name}"));
+    assert!(has("libnvidia-ml.so.1") && !has("libcuda.so.1"), "{files:?}");
+    let (_, files) = granted(ask(&socket, &with(&[])).await);
+    assert!(files.iter().any(|file| file.ends_with("/libcuda.so.1")), "{files:?}");
+
+    let refused = async |request: &Request| match ask(&socket, request).await {
+        Answer::Refused(text) => text,
+        answer => panic!("{answer:?}"),
+    };
+    let future = "NVIDIA_REQUIRE_CUDA=cuda>=99.0";
+    let text = refused(&with(&[future])).await;
+    assert!(
+        text.starts_with("unsatisfied requirement NVIDIA_REQUIRE_CUDA=\"cuda>=99.0\": this node has driver="),
+        "{text}"
+    );
+    granted(ask(&socket, &with(&[future, "NVIDIA_DISABLE_REQUIRE=true"])).await);
+    let mut limited = with(&["NVIDIA_DRIVER_CAPABILITIES=utility,video"]);
+    limited.supported_capabilities = Some("utility,compute".into());
+    let text = refused(&limited).await;
+    assert!(text.starts_with("NVIDIA_DRIVER_CAPABILITIES: video is not to be had"), "{text}");
     cancel.cancel();
     serving.await.unwrap().unwrap();
     agent.stop().await;

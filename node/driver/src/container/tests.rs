@@ -53,7 +53,12 @@ fn edits(machine: &Machine, env: &[&str], devices: &[&str]) -> Result<ContainerE
     let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let (env, devices) = (own(env), own(devices));
     machine
-        .container_edits(&ContainerRequest { env: &env, devices: &devices, image: None })
+        .container_edits(&ContainerRequest {
+            env: &env,
+            devices: &devices,
+            image: None,
+            supported: Capabilities::ALL,
+        })
         .map_err(|error| error.to_string())
 }
 
@@ -166,7 +171,12 @@ fn libraries_go_where_the_image_looks() {
         ImageLayout { library_folder: "/usr/lib64".into(), library_folder_32: None, lib_c: crate::LibC::Gnu };
     let devices = ["0".to_owned()];
     let edits = machine
-        .container_edits(&ContainerRequest { env: &[], devices: &devices, image: Some(&image) })
+        .container_edits(&ContainerRequest {
+            env: &[],
+            devices: &devices,
+            image: Some(&image),
+            supported: Capabilities::ALL,
+        })
         .unwrap();
     let paths: Vec<_> = edits.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
     assert!(paths.contains(&"/usr/lib64/libcuda.so.1"), "{paths:?}");

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::path::Path;
 
-use gantry_cdi::Cache;
+use gantry_cdi::{Cache, ContainerEdits, DeviceNode};
 use gantry_oci_shim::{Level, Outcome, Policy, World, edit};
-use gantry_shim::{Answer, Request};
+use gantry_shim::{Answer, Image, Request};
 use serde_json::{Value, json};
 
 use crate::{config, fixture};
@@ -33,6 +33,14 @@ impl World for Machine {
             std::fs::copy(fixture(name), folder.path().join(name)).unwrap();
         }
         Cache::load(&[folder.path()])
+    }
+
+    fn image(&self, config: &Value) -> Option<Image> {
+        config["root"]["path"].as_str().map(|path| Image {
+            library_folder: format!("/{path}/lib"),
+            library_folder_32: None,
+            musl: false,
+        })
     }
 
     fn ask(&self, _: &Policy, request: &Request) -> Result<Answer, String> {
@@ -353,4 +361,46 @@ fn huge_requests_are_bounded_and_their_refusals_short() {
         &machine,
     );
     assert!(outcome.notes[0].1.len() < 500);
+}
+
+#[test]
+fn what_the_agent_describes_is_brought_in_and_it_is_told_what_the_image_says() {
+    let edits = ContainerEdits {
+        env: vec!["FROM=agent".into()],
+        device_nodes: vec![DeviceNode {
+            path: "/dev/nvidia5".into(),
+            kind: Some("c".into()),
+            major: Some(195),
+            minor: Some(5),
+            ..DeviceNode::default()
+        }],
+        ..ContainerEdits::default()
+    };
+    // No file describes the device: none is needed.
+    let answer = Answer::Edits(vec!["k8s.device-plugin.nvidia.com/gpu=GPU-5".into()], Box::new(edits));
+    let agent = Machine::answering(Ok(answer));
+    let value = with_env(granted("containerd.json", "slot-2"), &["NVIDIA_DISABLE_REQUIRE=false"]);
+    let policy = Policy {
+        disable_require: true,
+        supported_capabilities: Some("utility,compute".to_owned()),
+        ..Policy::default()
+    };
+    let (value, outcome) = edited(value, &policy, &agent);
+    assert_eq!(devices(&value), ["/dev/nvidia5"]);
+    assert!(value["process"]["env"].as_array().unwrap().contains(&json!("FROM=agent")));
+    let told = "container ml/train-0/main: gets k8s.device-plugin.nvidia.com/gpu=GPU-5".to_owned();
+    assert_eq!(outcome.notes, [(Level::Info, told)]);
+    let asked = &agent.asked.borrow()[0];
+    assert_eq!(
+        asked.env,
+        [
+            "CUDA_VERSION=12.8.0",
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            "NVIDIA_REQUIRE_CUDA=cuda>=12.8",
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "NVIDIA_DISABLE_REQUIRE=true"
+        ]
+    );
+    assert_eq!(asked.supported_capabilities.as_deref(), Some("utility,compute"));
+    assert_eq!(asked.image.as_ref().unwrap().library_folder, "/rootfs/lib");
 }

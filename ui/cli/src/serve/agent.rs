@@ -186,6 +186,7 @@ async fn prepare(
                 identity,
                 nri: nri.clone(),
                 pod_resources: Some(options.kubelet_root.join("pod-resources/kubelet.sock")),
+                kubelet_pods: (options.identity == Identity::Shim).then(|| options.kubelet_root.join("pods")),
                 resource: options.resource.clone(),
                 config: config.clone(),
                 kubelet_dir: options.kubelet_root.join("device-plugins"),

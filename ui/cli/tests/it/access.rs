@@ -215,6 +215,7 @@ async fn the_agent_may_do_what_it_does() {
         // Nobody listens there, but whoever is asked through it wants to know the node's pods.
         nri: Some(folder.path().join("nri.sock")),
         pod_resources: None,
+        kubelet_pods: None,
         resource: "nvidia.com/gpu".to_owned(),
         config,
         kubelet_dir: folder.path().join("plugins"),

@@ -114,6 +114,7 @@ async fn start(root: &Path, plugins: &Path, gpus: Arc<SimGpus>, tasks: &Tasks) -
         identity: Identity::Assignment,
         nri: None,
         pod_resources: None,
+        kubelet_pods: None,
         resource: "nvidia.com/gpu".to_owned(),
         config: ConfigSource::default(),
         kubelet_dir: plugins.to_owned(),
