@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::checkpoint::{Checkpoint, Restored};
-use crate::ended::Kubelet;
+use crate::ended::{self, Kubelet};
 use crate::facts::{Facts, Look};
 use crate::handle::{Choice, Shared};
 use crate::health::{self, HealthOptions, Monitor, Outcome, Policy};
@@ -67,8 +67,8 @@ pub struct Options {
     /// The socket of the kubelet's podresources service, usually `<root-dir>/pod-resources/kubelet.sock`. Without, the ledger does not
     /// know what the kubelet decides.
     pub pod_resources: Option<PathBuf>,
-    /// The kubelet's folder of pods, usually `<root-dir>/pods`: where no container runtime tells that a pod has ended, its GPUs are free when
-    /// its folder is gone. Without, the API server's word is enough.
+    /// The kubelet's folder of pods, usually `<root-dir>/pods`, on nodes with `gantry-runtime`: no container runtime tells there that a pod has
+    /// ended, and its GPUs are free when its folder is gone.
     pub kubelet_pods: Option<PathBuf>,
     /// The resource of whole GPUs to which the configuration gives no other name, usually `nvidia.com/gpu`.
     pub resource: String,
@@ -157,7 +157,13 @@ impl Agent {
             Identity::Kubelet | Identity::Auto => IdentityMode::Kubelet,
         };
         state.set_mode(mode);
-        let choice = Choice { auto, nri: options.nri.is_some(), decided: !auto || last.is_some() };
+        let asked = options.nri.is_some() || options.kubelet_pods.is_some();
+        let choice = Choice {
+            auto,
+            nri: options.nri.is_some(),
+            pods: asked && options.client.is_some(),
+            decided: !auto || last.is_some(),
+        };
         let health = options.state_dir.join(&endpoint).with_extension("health");
         let checks = state.config().health_checks.clone();
         let policy = Policy { checks, ..options.health.policy.clone() };
@@ -337,9 +343,11 @@ impl Agent {
                 Err(error) => self.log(format!("NRI cannot be used: {error}")),
             }
         }
-        if let Some(client) = client.as_ref().filter(|_| self.options.nri.is_some()) {
-            let pods = Arc::clone(&self.shared.pods);
+        if let Some(client) = client.as_ref().filter(|_| self.shared.choice.pods) {
+            let shared = Arc::clone(&self.shared);
+            let pods = Arc::clone(&shared.pods);
             spawn(Box::pin(pods::follow(pods, client.clone(), node_name.as_str().into())));
+            spawn(Box::pin(async move { ended::free(&shared).await }));
         }
         if let Some(socket) = &self.options.pod_resources {
             spawn(Box::pin(podresources::follow(Arc::clone(&self.shared), socket.clone())));

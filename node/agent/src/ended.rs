@@ -1,13 +1,15 @@
-//! Which pods have ended, where no container runtime tells: nodes with `gantry-runtime`.
+//! Which pods have ended, though nobody said so.
 //!
 //! ```text
-//!   API server    it has a terminal phase, or is not there ─┐
-//!   podresources  the kubelet counts no device as its own  ─┼─▶ its GPUs are free
-//!   kubelet's pods/<UID>  gone, if the pod is not there    ─┘
+//!   API server    it has a terminal phase, or is not there ──────────────────────┐
+//!   with NRI      the runtime has no container of it ───────────────────────┐    │
+//!   without       podresources: the kubelet counts no device as its own ─┐  ├────┴─▶ its GPUs are free
+//!                 kubelet's pods/<UID> is gone, if the pod is not there ─┴──┘
 //! ```
 //!
 //! The API server forgets a pod that is deleted with `--force` while its containers still run, and so does podresources: the kubelet
-//! lists the pods that it should run. The pod's folder stays until its containers have ended.
+//! lists the pods that it should run. The pod's folder stays until its containers have ended. A runtime with NRI knows best; one that
+//! has restarted tells no more of the sandboxes that it had before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -21,7 +23,7 @@ use tokio::time::sleep;
 use crate::handle::Shared;
 use crate::podresources;
 
-/// How often the kubelet is asked while a pod has ended that still has GPUs.
+/// How often it is looked at while a pod has ended that still has GPUs.
 const PACE: Duration = Duration::from_secs(1);
 
 /// After how many questions it is worth a line of the log that a pod still has them.
@@ -72,10 +74,12 @@ async fn look(shared: &Shared, told: &mut Told) -> bool {
         *told = Told::default();
         return false;
     }
-    let mut listed = BTreeSet::new();
-    if let Some(socket) = &shared.kubelet.pod_resources {
-        match podresources::list(socket, &podresources::resources(shared)).await {
-            Ok(list) => listed.extend(list.into_iter().map(|listed| (listed.namespace, listed.pod))),
+    let owners = owners.iter().filter(|key| ended.contains(&key.uid));
+    let verdicts: Vec<(&PodKey, Option<String>)> = if shared.choice.nri {
+        owners.map(|key| (key, running_for_the_runtime(shared, &key.uid))).collect()
+    } else {
+        match running_for_the_kubelet(shared).await {
+            Ok(running) => owners.map(|key| (key, running(key))).collect(),
             Err(error) => {
                 if error != told.error {
                     shared.say(format!(
@@ -86,16 +90,12 @@ async fn look(shared: &Shared, told: &mut Told) -> bool {
                 return true;
             }
         }
-    }
+    };
     told.error.clear();
     told.waits.retain(|uid, _| ended.contains(uid));
     let mut more = false;
-    for key in owners.iter().filter(|key| ended.contains(&key.uid)) {
-        // The kubelet tells names: they may be those of another pod by now.
-        let renamed = shared.pods.uid(&key.namespace, &key.name).is_some_and(|uid| *uid != *key.uid);
-        let named = !renamed && listed.contains(&(key.namespace.to_string(), key.name.to_string()));
-        let folder = shared.kubelet.pods.as_deref().filter(|_| !shared.pods.is_there(&key.uid));
-        let Some(why) = running(named, folder, &key.uid) else {
+    for (key, running) in verdicts {
+        let Some(why) = running else {
             if shared.remove_pod(&key.uid) {
                 shared.log.write(format!("Freed the GPUs of pod {key}, which has ended"));
             }
@@ -109,6 +109,32 @@ async fn look(shared: &Shared, told: &mut Told) -> bool {
         }
     }
     more
+}
+
+/// What speaks against a pod's end on a node whose container runtime has NRI.
+fn running_for_the_runtime(shared: &Shared, uid: &str) -> Option<String> {
+    if !shared.nri.borrow().is_connected() {
+        return Some("the container runtime does not answer".to_owned());
+    }
+    let containers = shared.containers();
+    let running = containers.iter().find(|(_, of)| *of == uid);
+    running.map(|(id, _)| format!("the container runtime still has its container {id}"))
+}
+
+/// What speaks against a pod's end on a node whose container runtime has no NRI.
+async fn running_for_the_kubelet(shared: &Shared) -> Result<impl Fn(&PodKey) -> Option<String>, String> {
+    let mut listed = BTreeSet::new();
+    if let Some(socket) = &shared.kubelet.pod_resources {
+        let list = podresources::list(socket, &podresources::resources(shared)).await?;
+        listed.extend(list.into_iter().map(|listed| (listed.namespace, listed.pod)));
+    }
+    Ok(move |key: &PodKey| {
+        // The kubelet tells names: they may be those of another pod by now.
+        let renamed = shared.pods.uid(&key.namespace, &key.name).is_some_and(|uid| *uid != *key.uid);
+        let named = !renamed && listed.contains(&(key.namespace.to_string(), key.name.to_string()));
+        let folder = shared.kubelet.pods.as_deref().filter(|_| !shared.pods.is_there(&key.uid));
+        running(named, folder, &key.uid)
+    })
 }
 
 /// What speaks against a pod's end: that podresources names it, or its folder, where it has to be looked for.

@@ -78,6 +78,8 @@ pub(crate) struct Shared {
     pub(crate) pods: Arc<NodePods>,
     /// What of the kubelet tells that pods have ended.
     pub(crate) kubelet: Kubelet,
+    /// The containers that run, by id, with the UIDs of their pods: what the container runtime tells while it is connected.
+    containers: Mutex<BTreeMap<String, String>>,
 }
 
 /// How it is found out who decides.
@@ -87,6 +89,8 @@ pub(crate) struct Choice {
     pub(crate) auto: bool,
     /// Whether the container runtime is to ask through NRI.
     pub(crate) nri: bool,
+    /// Whether the API server tells of the node's pods.
+    pub(crate) pods: bool,
     /// Whether it is known from the beginning.
     pub(crate) decided: bool,
 }
@@ -120,6 +124,7 @@ impl Shared {
             allocated: Notify::new(),
             pods: Arc::default(),
             kubelet,
+            containers: Mutex::default(),
         }
     }
 
@@ -182,6 +187,11 @@ impl Shared {
             self.publish_untold(&state);
         }
         freed
+    }
+
+    /// The containers that run, by id, with the UIDs of their pods.
+    pub(crate) fn containers(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.containers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn cdi(&self) -> MutexGuard<'_, cdi::Known> {

@@ -75,6 +75,6 @@ pub use identity::Identity;
 pub use labels::{LabelInput, Offer, Replicas, feature_labels};
 pub use log::LogLine;
 pub use node_config::{CONFIG_LABEL, ConfigSource, Fallback};
-pub use shim::{ShimOptions, serve_shim};
+pub use shim::serve_shim;
 pub use sink::{FeatureOptions, LabelSink};
 pub use watch::FolderWatch;

@@ -8,6 +8,9 @@
 //! What was granted comes in an annotation of the container. Kubelets make it from the plugin's answer alone, whereas a variable
 //! could be the pod's. What a container was given is written into another, so that the ledger can be
 //! rebuilt from what runs.
+//!
+//! That a pod's sandbox ends frees its GPUs at once. containerd forgets sandboxes in this respect when it restarts and never tells their
+//! end; of containers it goes on to tell. Hence those are followed, too, for `ended` to ask.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -85,7 +88,13 @@ impl Plugin {
 
 impl gantry_nri::Plugin for Plugin {
     fn events(&self) -> Events {
-        Events::of(&[Event::CreateContainer, Event::StopPodSandbox, Event::RemovePodSandbox])
+        Events::of(&[
+            Event::CreateContainer,
+            Event::StopContainer,
+            Event::RemoveContainer,
+            Event::StopPodSandbox,
+            Event::RemovePodSandbox,
+        ])
     }
 
     /// Takes over what runs: frees what belongs to pods that are gone, and learns what the ledger does not know.
@@ -95,6 +104,12 @@ impl gantry_nri::Plugin for Plugin {
         *self.sandboxes() = newest;
         Handle(Arc::clone(&self.shared)).synchronize(&uids);
         let by_id: BTreeMap<&str, &PodSandbox> = pods.iter().map(|pod| (pod.id.as_str(), pod)).collect();
+        *self.shared.containers() = containers
+            .iter()
+            .filter_map(|container| {
+                Some((container.id.clone(), by_id.get(container.pod_sandbox_id.as_str())?.uid.clone()))
+            })
+            .collect();
         let mut learned = 0;
         for container in &containers {
             let Some(pod) = by_id.get(container.pod_sandbox_id.as_str()) else { continue };
@@ -139,9 +154,13 @@ impl gantry_nri::Plugin for Plugin {
         if identity.devices.is_empty() && identity.annotations.is_empty() {
             return Ok(ContainerAdjustment::default());
         }
-        let adjustment = Handle(Arc::clone(&self.shared))
-            .create_container(&identity)
-            .map_err(|error| error.to_string())?;
+        // Before it has anything: the pod may be newer than what the API server has told.
+        self.shared.containers().insert(container.id.clone(), pod.uid);
+        let adjustment = Handle(Arc::clone(&self.shared)).create_container(&identity).map_err(|error| {
+            // Of a container that is refused nothing more is told.
+            self.shared.containers().remove(&container.id);
+            error.to_string()
+        })?;
         if adjustment.gpus.is_empty() {
             return Ok(ContainerAdjustment::default());
         }
@@ -155,6 +174,14 @@ impl gantry_nri::Plugin for Plugin {
                 .collect(),
             ..ContainerAdjustment::default()
         })
+    }
+
+    fn stop_container(&self, _pod: PodSandbox, container: Container) {
+        self.shared.containers().remove(&container.id);
+    }
+
+    fn remove_container(&self, _pod: PodSandbox, container: Container) {
+        self.shared.containers().remove(&container.id);
     }
 
     fn stop_pod(&self, pod: PodSandbox) {

@@ -206,10 +206,10 @@ impl Reporter {
         let running: Vec<&Pod> = list.items.iter().filter(|pod| !has_ended(pod)).collect();
         let uids: BTreeSet<&str> = running.iter().flat_map(|pod| uids(pod)).collect();
         let mut state = self.shared.state();
-        // What was created since the list was asked for is not in it, and stays. Where the kubelet is asked whether pods have ended, they
-        // are freed there.
-        let freed = self.shared.kubelet.pods.is_none()
-            && state.retain(|uid| uids.contains(uid) || !known.contains(uid));
+        // What was created since the list was asked for is not in it, and stays. Where it is followed what pods do, they are
+        // freed there.
+        let freed =
+            !self.shared.choice.pods && state.retain(|uid| uids.contains(uid) || !known.contains(uid));
         let mut adopted = 0;
         for pod in running.into_iter().filter(|_| self.adopt) {
             let Some(assignment) = annotation(pod, ASSIGNMENT_ANNOTATION) else {

@@ -11,7 +11,6 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use gantry_api::ASSIGNMENT_ANNOTATION;
@@ -24,8 +23,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
 
-use crate::ended;
-use crate::pods::{self, Found};
+use crate::pods::Found;
 use crate::{ContainerIdentity, Error, Handle};
 
 /// How long a conversation may take. The other side waits two seconds.
@@ -34,40 +32,14 @@ const DEADLINE: Duration = Duration::from_millis(1900);
 /// How long a pod is waited for that the API server has not told of yet.
 const PATIENCE: Duration = Duration::from_millis(1200);
 
-/// Where `gantry-runtime` asks, and who knows the pods.
-#[derive(Clone)]
-pub struct ShimOptions {
-    /// The socket, usually [`gantry_shim::AGENT_SOCKET`].
-    pub socket: PathBuf,
-    /// The API server. Without, assignments are read from requests, and GPUs of pods that have ended are not freed.
-    pub client: Option<kube::Client>,
-}
-
-impl std::fmt::Debug for ShimOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ShimOptions").field("socket", &self.socket).finish_non_exhaustive()
-    }
-}
-
-/// Serves `gantry-runtime` until cancelled.
+/// Serves `gantry-runtime` on a socket, usually [`gantry_shim::AGENT_SOCKET`], until cancelled. An agent that does not know the API server
+/// reads assignments from requests, and frees nothing.
 ///
 /// # Errors
 /// Where the socket cannot be made.
-pub async fn serve_shim(
-    options: ShimOptions,
-    handle: Handle,
-    cancel: CancellationToken,
-) -> Result<(), Error> {
-    let listener = listen(&options.socket)?;
-    handle.0.log.write(format!("Answering gantry-runtime on {}", options.socket.display()));
-    let knows = options.client.is_some();
-    let following = async {
-        if let Some(client) = options.client.clone() {
-            let node = Arc::clone(&handle.0.state().node);
-            pods::follow(Arc::clone(&handle.0.pods), client, node).await;
-        }
-        std::future::pending::<()>().await;
-    };
+pub async fn serve_shim(socket: PathBuf, handle: Handle, cancel: CancellationToken) -> Result<(), Error> {
+    let listener = listen(&socket)?;
+    handle.0.log.write(format!("Answering gantry-runtime on {}", socket.display()));
     let serving = async {
         loop {
             match listener.accept().await {
@@ -75,7 +47,7 @@ pub async fn serve_shim(
                     let handle = handle.clone();
                     tokio::spawn(async move {
                         // A caller that says nothing is left; it has its own deadline.
-                        let _ = timeout(DEADLINE, converse(stream, &handle, knows)).await;
+                        let _ = timeout(DEADLINE, converse(stream, &handle)).await;
                     });
                 }
                 // Too many open files, for instance.
@@ -89,10 +61,8 @@ pub async fn serve_shim(
     tokio::select! {
         () = cancel.cancelled() => {}
         () = serving => {}
-        () = following => {}
-        () = ended::free(&handle.0) => {}
     }
-    let _ = std::fs::remove_file(&options.socket);
+    let _ = std::fs::remove_file(&socket);
     Ok(())
 }
 
@@ -114,12 +84,12 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-async fn converse(mut stream: UnixStream, handle: &Handle, knows: bool) -> io::Result<()> {
+async fn converse(mut stream: UnixStream, handle: &Handle) -> io::Result<()> {
     let (reader, mut writer) = stream.split();
     let mut line = Vec::new();
     BufReader::new(reader.take(MAX_LINE as u64 + 1)).read_until(b'\n', &mut line).await?;
     let answer = match Request::decode(&line) {
-        Ok(request) => answer(&request, handle, knows).await.unwrap_or_else(Answer::Refused),
+        Ok(request) => answer(&request, handle).await.unwrap_or_else(Answer::Refused),
         Err(error) => Answer::Refused(error.to_string()),
     };
     if let Answer::Refused(text) = &answer {
@@ -129,14 +99,13 @@ async fn converse(mut stream: UnixStream, handle: &Handle, knows: bool) -> io::R
     writer.write_all(&line).await
 }
 
-/// `knows`: whether the API server tells of the node's pods.
-async fn answer(request: &Request, handle: &Handle, knows: bool) -> Result<Answer, String> {
+async fn answer(request: &Request, handle: &Handle) -> Result<Answer, String> {
     let pod = PodKey {
         namespace: request.pod.namespace.as_str().into(),
         name: request.pod.name.as_str().into(),
         uid: request.pod.uid.as_str().into(),
     };
-    let pods = &handle.0.pods;
+    let (pods, knows) = (&handle.0.pods, handle.0.choice.pods);
     let none = || format!("pod {pod}: the API server knows none with UID {} on this node", pod.uid);
     let told = request.annotations.get(ASSIGNMENT_ANNOTATION).cloned();
     let assignment = if knows {

@@ -365,6 +365,43 @@ async fn an_assignment_that_the_sandbox_does_not_have_comes_from_the_api_server(
     agent.stop().await;
 }
 
+/// containerd does not tell the end of a sandbox that it had before it restarted.
+#[tokio::test]
+async fn a_pod_that_ends_without_a_word_is_free_once_its_last_container_has_ended() {
+    let node = Node::new("t4", 2);
+    let gpus = ids(&node);
+    let object = json!({ "metadata": { "namespace": "default", "name": "stays", "uid": "uid-stays" },
+        "spec": { "containers": [] }, "status": { "phase": "Running" } });
+    let runtime = Runtime::bind(&socket(&node)).unwrap();
+    let agent = start(Options { client: Some(client(object)), ..options(&node, Identity::Assignment) });
+    let (stays, goes) = (pod("stays", &[gpus[0].clone()]), pod("goes", &[gpus[1].clone()]));
+    let mut plugin = runtime.join(&[], &[]).await.unwrap();
+    let mut containers = Vec::new();
+    for (pod, slot) in [(&stays, "slot-0"), (&goes, "slot-1")] {
+        let mut container = container(pod, granted(&[slot]));
+        let adjust = plugin.create(pod, &container).await.unwrap().unwrap();
+        container.annotations.extend(adjust.annotations);
+        containers.push(container);
+    }
+    drop((plugin, runtime));
+    connected(&agent, false).await;
+    let runtime = Runtime::bind(&socket(&node)).unwrap();
+    let mut plugin = runtime.join(&[stays.clone(), goes.clone()], &containers).await.unwrap();
+    connected(&agent, true).await;
+    // The API server does not have the second pod, as after a deletion by force.
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    let owners = || agent.handle.in_use().into_iter().map(|owner| owner.pod).collect::<Vec<_>>();
+    assert_eq!(owners(), ["goes", "stays"], "its container runs");
+    for (pod, container) in [(&stays, &containers[0]), (&goes, &containers[1])] {
+        let stop = nri::StopContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
+        plugin.call::<_, nri::StopContainerResponse>("StopContainer", &stop).await.unwrap().unwrap();
+    }
+    while owners() != ["stays"] {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    agent.stop().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_nri_the_kubelet_decides_and_a_runtime_that_comes_changes_what_is_free() {
     let node = Node::new("t4", 3);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use gantry_agent::{IdentityMode, ShimOptions, serve_shim};
+use gantry_agent::{IdentityMode, Options, serve_shim};
 use gantry_api::{ASSIGNMENT_ANNOTATION, encode_assignment};
 use gantry_gpu::GpuBackend as _;
 use gantry_kit::CancellationToken;
@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use crate::Node;
+use crate::{Node, start};
 
 fn request(pod: &str, slot: &str, gpus: &[&GpuId]) -> Request {
     let containers = BTreeMap::from([("main".into(), gpus.iter().map(|id| (*id).clone()).collect())]);
@@ -59,13 +59,13 @@ fn api(name: &'static str, gpu: &GpuId) -> kube::Client {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "ml",
         "uid": format!("uid-{name}"), "annotations": { ASSIGNMENT_ANNOTATION: text } } });
     let service = tower::service_fn(move |request: http::Request<Body>| {
-        assert_eq!(request.uri().path(), "/api/v1/pods");
+        let pods = request.uri().path() == "/api/v1/pods";
         let query = request.uri().query().unwrap_or_default().to_owned();
-        assert!(query.contains("spec.nodeName%3Dnode-1"), "{query}");
+        assert!(!pods || query.contains("spec.nodeName%3Dnode-1"), "{query}");
         let body = json!({ "apiVersion": "v1", "kind": "PodList", "metadata": { "resourceVersion": "1" }, "items": [pod] });
         async move {
-            if query.contains("watch=true") {
-                // Nothing ever changes.
+            if !pods || query.contains("watch=true") {
+                // Nothing ever changes, and nothing else is answered.
                 return std::future::pending().await;
             }
             let response = Response::builder().body(Body::from(serde_json::to_vec(&body).unwrap()));
@@ -82,8 +82,7 @@ async fn a_container_gets_the_gpus_of_its_assignment_and_no_other_pods() {
     let gpus: Vec<GpuId> = node.gpus.inventory().unwrap().gpus.into_iter().map(|gpu| gpu.id).collect();
     let socket = node.root.path().join("run/agent.sock");
     let cancel = CancellationToken::new();
-    let options = |client| ShimOptions { socket: socket.clone(), client };
-    let serving = tokio::spawn(serve_shim(options(None), agent.handle.clone(), cancel.clone()));
+    let serving = tokio::spawn(serve_shim(socket.clone(), agent.handle.clone(), cancel.clone()));
     while !socket.exists() {
         tokio::task::yield_now().await;
     }
@@ -104,10 +103,13 @@ async fn a_container_gets_the_gpus_of_its_assignment_and_no_other_pods() {
     cancel.cancel();
     serving.await.unwrap().unwrap();
     assert!(!socket.exists());
+    agent.stop().await;
     // With an API server, its word counts, and a pod that it does not know is none.
     let cancel = CancellationToken::new();
-    let serving =
-        tokio::spawn(serve_shim(options(Some(api("c", &gpus[2]))), agent.handle.clone(), cancel.clone()));
+    let client = Some(api("c", &gpus[2]));
+    let kubelet_pods = Some(node.root.path().to_owned());
+    let agent = start(Options { client, kubelet_pods, ..node.options(IdentityMode::Assignment) });
+    let serving = tokio::spawn(serve_shim(socket.clone(), agent.handle.clone(), cancel.clone()));
     while !socket.exists() {
         tokio::task::yield_now().await;
     }
@@ -128,8 +130,7 @@ async fn a_container_gets_the_parts_of_the_driver_that_it_asks_for_once_its_requ
     let gpu = node.gpus.inventory().unwrap().gpus.swap_remove(0).id;
     let socket = node.root.path().join("agent.sock");
     let cancel = CancellationToken::new();
-    let options = ShimOptions { socket: socket.clone(), client: None };
-    let serving = tokio::spawn(serve_shim(options, agent.handle.clone(), cancel.clone()));
+    let serving = tokio::spawn(serve_shim(socket.clone(), agent.handle.clone(), cancel.clone()));
     while !socket.exists() || agent.handle.machine().is_none() {
         tokio::task::yield_now().await;
     }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{
-    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, ShimOptions, serve_shim,
-};
+use gantry_agent::{Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, serve_shim};
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
@@ -132,15 +130,15 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             tracing::warn!(missing = missing.join(", "), hint, "this account may not do all of its work");
         }
     });
-    let Some((agent, handle)) = prepare(&process, &options, &node_name, client.clone()).await? else {
+    let Some((agent, handle)) = prepare(&process, &options, &node_name, client).await? else {
         process.stop().await;
         return Ok(());
     };
     if options.identity == Identity::Shim {
-        let shim = ShimOptions { socket: options.shim_socket.clone(), client: Some(client) };
+        let socket = options.shim_socket.clone();
         let (handle, cancel) = (handle.clone(), process.tasks.token().clone());
         process.tasks.spawn_until_cancelled(async move {
-            if let Err(error) = serve_shim(shim, handle, cancel).await {
+            if let Err(error) = serve_shim(socket, handle, cancel).await {
                 tracing::error!(%error, "gantry-runtime cannot ask: containers with slots are not created");
             }
         });
