@@ -22,3 +22,12 @@ fn left_out_on_kubernetes(test: &str, reason: &str) -> bool {
     }
     left_out
 }
+
+/// The same of the embedded tier.
+fn left_out_on_embedded(test: &str, reason: &str) -> bool {
+    let left_out = !gantry_testkit::Lab::on_kubernetes();
+    if left_out {
+        let _ = writeln!(std::io::stdout(), "\nskipped on the embedded tier: {test}: {reason}");
+    }
+    left_out
+}
