@@ -16,7 +16,7 @@ pub(crate) struct Options {
     /// Cargo's profile: release, or dev for tries, which is large and slow and soon built.
     #[arg(long, default_value = "release")]
     profile: String,
-    /// Put this program into it instead of building one.
+    /// Put this program into it instead of building one, and the gantry-runtime beside it.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Do not compress the layers: larger, and much sooner written. For archives that stay on this machine.
@@ -38,13 +38,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let program = match &options.program {
         Some(program) => program.clone(),
         None => {
-            cargo(&["build", "--package", "gantry-cli", "--locked", "--profile", &options.profile])?;
+            let packages = ["build", "--package", "gantry-cli", "--package", "gantry-oci-shim", "--locked"];
+            cargo(&[&packages[..], &["--profile", &options.profile]].concat())?;
             let folder = if options.profile == "dev" { "debug" } else { &options.profile };
             target.join(folder).join("gantry")
         }
     };
     let output = options.output.clone().unwrap_or_else(|| target.join("gantry-image.tar"));
-    let image = image(&options.reference, &program);
+    let image = image(&options.reference, &program, &program.with_file_name("gantry-runtime"));
     let image = if options.uncompressed { image.uncompressed() } else { image };
     let written = image.write(&output).context("write the image")?;
     eprintln!("{} files, {} MiB in layers", written.files.len(), written.layer_bytes >> 20);
@@ -54,8 +55,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Linked dynamically, because NVML is opened at run time: a static program cannot.
-fn image(reference: &str, program: &Path) -> Image {
-    let mut image = Image::new(reference).libraries_of(program);
+fn image(reference: &str, program: &Path, runtime: &Path) -> Image {
+    let mut image = Image::new(reference).libraries_of(program).libraries_of(runtime);
     for library in NVML_NEEDS {
         image = image.library(library);
     }
@@ -65,6 +66,8 @@ fn image(reference: &str, program: &Path) -> Image {
         .directory("/tmp", 0o1777)
         .layer()
         .file(program, "/usr/bin/gantry")
+        // For nodes: `gantry runtime install` copies it there.
+        .file(runtime, "/usr/bin/gantry-runtime")
         .entrypoint(["/usr/bin/gantry"])
         .env("PATH", "/usr/bin")
         .user(USER)
@@ -88,12 +91,18 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("gantry-image-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder for the test");
         let archive = folder.join("image.tar");
-        let written = image("gantry:test", &program).uncompressed().write(&archive);
+        let written = image("gantry:test", &program, &program).uncompressed().write(&archive);
         let _ = std::fs::remove_dir_all(&folder);
         let written = written.expect("the image is written");
         assert_eq!(written.reference, "docker.io/library/gantry:test");
         let has = |end: &str| written.files.keys().any(|path| path.ends_with(end));
-        assert!(has("/usr/bin/gantry") && has("/libc.so.6") && has("/etc/passwd"), "{written:?}");
+        assert!(
+            has("/usr/bin/gantry")
+                && has("/usr/bin/gantry-runtime")
+                && has("/libc.so.6")
+                && has("/etc/passwd"),
+            "{written:?}"
+        );
         assert!(NVML_NEEDS.iter().all(|library| has(library)), "{written:?}");
     }
 }

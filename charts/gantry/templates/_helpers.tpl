@@ -32,9 +32,32 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq .Release.Namespace "default") (not .Values.allowDefaultNamespace) -}}
 {{- fail "the namespace default is where everybody's pods are: install with --namespace gantry-system --create-namespace, or set allowDefaultNamespace" -}}
 {{- end -}}
+{{- if and .Values.toolkit.enabled .Values.runtimeClassName -}}
+{{- fail "runtimeClassName: the agent installs the runtime that toolkit.enabled asks for, and cannot start with it: leave it out" -}}
+{{- end -}}
 {{- if not .Values.gfd.enabled -}}
 {{- fail "gfd.enabled: the agent writes the labels itself, and cannot leave them out yet: remove the value" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Who decides which GPU a container gets: where gantry-runtime is installed, it asks. */}}
+{{- define "gantry.identity" -}}
+{{- if and .Values.toolkit.enabled (eq .Values.identity "auto") -}}
+shim
+{{- else -}}
+{{- .Values.identity -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The rights of a container that only writes files of root's. */}}
+{{- define "gantry.writes" -}}
+runAsUser: 0
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
 {{- end -}}
 
 {{/* The container's probes, whichever process it runs. */}}

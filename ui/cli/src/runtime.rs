@@ -1,6 +1,9 @@
 //! `gantry runtime`: the container runtime of this machine learns of `gantry-runtime`.
 
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -13,6 +16,21 @@ use crate::hint::{self, WithHint as _};
 pub(crate) enum Runtime {
     /// Add gantry-runtime to the configuration of containerd, CRI-O or Docker; a second run changes nothing.
     Configure(Box<Configure>),
+    /// Put gantry-runtime where the container runtime of the node finds it; a second time changes nothing.
+    Install(Install),
+}
+
+/// The program's name.
+const PROGRAM: &str = "gantry-runtime";
+
+#[derive(clap::Args)]
+pub(crate) struct Install {
+    /// The folder, which is made.
+    #[arg(value_name = "DIR", default_value = "/usr/local/gantry")]
+    folder: PathBuf,
+    /// The program. Default: the gantry-runtime beside this one.
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
 }
 
 /// The flags are those of `nvidia-ctk runtime configure`.
@@ -66,8 +84,46 @@ enum Source {
 
 /// Does what the subcommand says.
 pub(crate) fn run(command: &Runtime) -> anyhow::Result<()> {
-    let Runtime::Configure(options) = command;
-    configure(options)
+    match command {
+        Runtime::Configure(options) => configure(options),
+        Runtime::Install(options) => install(options),
+    }
+}
+
+fn install(options: &Install) -> anyhow::Result<()> {
+    let from = match &options.from {
+        Some(from) => from.clone(),
+        None => std::env::current_exe().context("find this program")?.with_file_name(PROGRAM),
+    };
+    let program = fs::read(&from).with_context(|| format!("read {}", from.display()));
+    let program = program.hint(|| format!("--from FILE, where {PROGRAM} is"))?;
+    let to = options.folder.join(PROGRAM);
+    let written = replace(&to, &program).with_context(|| format!("write {}", to.display()));
+    if written.hint(|| "run it as root, or name another folder".to_owned())? {
+        outln!("{} written", to.display());
+    } else {
+        eprintln!("nothing to change");
+    }
+    Ok(())
+}
+
+/// Puts a program in a place where it may be running: whole, or not at all. Whether it was another.
+fn replace(to: &Path, program: &[u8]) -> io::Result<bool> {
+    const MODE: u32 = 0o755;
+    let same =
+        fs::metadata(to).is_ok_and(|there| there.is_file() && there.permissions().mode() & 0o777 == MODE);
+    if same && fs::read(to)? == program {
+        return Ok(false);
+    }
+    let folder = to.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".gantry-runtime.").tempfile_in(folder)?;
+    file.write_all(program)?;
+    file.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
+    // A node that loses its power now has the old program or the new one.
+    file.as_file().sync_all()?;
+    file.persist(to)?;
+    Ok(true)
 }
 
 fn configure(options: &Configure) -> anyhow::Result<()> {
@@ -136,4 +192,25 @@ fn output(words: [&str; 3]) -> anyhow::Result<String> {
         return Err(hint::error(format!("{line}: {}", text.trim()), "--config-source file"));
     }
     String::from_utf8(output.stdout).with_context(|| line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_replaced_whole_and_only_by_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("made/gantry-runtime");
+        assert!(replace(&to, b"one").unwrap());
+        assert!(!replace(&to, b"one").unwrap());
+        let old = fs::File::open(&to).unwrap();
+        assert!(replace(&to, b"two").unwrap());
+        assert_eq!(io::read_to_string(old).unwrap(), "one", "what runs goes on");
+        assert_eq!(fs::read(&to).unwrap(), b"two");
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(replace(&to, b"two").unwrap(), "it cannot be run");
+        assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o755);
+        assert_eq!(fs::read_dir(to.parent().unwrap()).unwrap().count(), 1, "nothing is left behind");
+    }
 }

@@ -76,8 +76,8 @@ async fn wrapped(lab: &Lab) -> anyhow::Result<()> {
     // What the image asks for of the driver, and what it requires.
     create(lab, &of_class("utility", 1, &[("NVIDIA_DRIVER_CAPABILITIES", "utility")])).await?;
     running(lab, "utility").await?;
-    // Where the image's loader looks, whichever folder that is.
-    let libraries = lab.exec("default", "utility", &["sh", "-c", "ls $NVIDIA_CTK_LIBCUDA_DIR"]).await?;
+    // Where the image has its C library.
+    let libraries = lab.exec("default", "utility", &["ls", "-R", "/lib", "/lib64"]).await?;
     ensure!(libraries.contains("libnvidia-ml.so.1") && !libraries.contains("libcuda.so"), "{libraries}");
     create(lab, &of_class("future", 1, &[("NVIDIA_REQUIRE_CUDA", "cuda>=99.0")])).await?;
     eventually("a pod that requires another driver is refused", async || {

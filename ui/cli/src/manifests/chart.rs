@@ -146,7 +146,8 @@ pub(super) fn schema(values: &Value, path: &str) -> Value {
     const WORDS: &[(&str, &[&str])] = &[
         (".image.pullPolicy", &["Always", "IfNotPresent", "Never"]),
         (".logFormat", &["text", "json"]),
-        (".identity", &["auto", "nri", "kubelet"]),
+        (".identity", &["auto", "nri", "shim", "kubelet"]),
+        (".toolkit.runtime", &["containerd", "crio", "docker"]),
     ];
     match values {
         Value::Object(map) if !map.is_empty() => {

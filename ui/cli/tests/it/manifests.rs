@@ -80,6 +80,7 @@ async fn every_object_is_one_that_the_api_server_takes_to_the_letter() {
             "gpu",
         ],
         &["--set", "imagePullSecrets={}", "--set", "identity=kubelet", "--set", "scheduler.nodeSelector.a=b"],
+        &["--set", "toolkit.enabled=true"],
     ] {
         let server = server();
         create(&server.client(), &objects(arguments)).await;
@@ -164,6 +165,48 @@ fn the_agent_is_privileged_only_where_nothing_else_opens_device_files() {
         ["device-plugins", "cdi", "state"]
     );
     assert!(!volumes(&["--set", "runtimeClassName=nvidia"]).contains(&"dev".to_owned()));
+    assert_eq!(
+        volumes(&["--simulate", "t4", "--set", "toolkit.enabled=true"]),
+        ["device-plugins", "cdi", "state", "pod-resources", "run", "pods", "toolkit", "runtime-config"]
+    );
+    assert!(
+        !volumes(&["--set", "toolkit.enabled=true", "--set", "identity=nri"]).contains(&"run".to_owned())
+    );
+}
+
+#[test]
+fn the_agent_brings_the_runtime_wrapper_to_its_node_when_asked_to() {
+    assert_eq!(agent(&[])["initContainers"], Value::Null);
+    let spec = agent(&[
+        "--set",
+        "toolkit.enabled=true",
+        "--set",
+        "toolkit.installDir=/opt/gantry",
+        "--set",
+        "runtimeClass.handler=gpu",
+    ]);
+    let commands: Vec<&Value> =
+        spec["initContainers"].as_array().unwrap().iter().map(|container| &container["args"]).collect();
+    assert_eq!(
+        commands,
+        [
+            &json!(["runtime", "install", "/opt/gantry"]),
+            &json!([
+                "runtime",
+                "configure",
+                "--runtime=containerd",
+                "--config=/etc/containerd/config.toml",
+                "--nvidia-runtime-name=gpu",
+                "--nvidia-runtime-path=/opt/gantry/gantry-runtime"
+            ])
+        ]
+    );
+    let arguments = spec["containers"][0]["args"].as_array().unwrap();
+    assert!(arguments.contains(&json!("--identity=shim")), "{arguments:?}");
+    assert!(
+        refusal(&["--set", "toolkit.enabled=true", "--set", "runtimeClassName=nvidia"])
+            .contains("runtimeClassName: the agent installs the runtime that toolkit.enabled asks for")
+    );
 }
 
 #[test]
@@ -247,6 +290,15 @@ fn helm_renders_the_same_objects() {
         &["--set", "simulate=t4:2", "--set", "identity=kubelet", "--set", "fullnameOverride=gpus"],
         &["--set", "nameOverride=x", "--set", "privileged=false", "--set", "tolerations=null"],
         &["--values", values, "--set", "image.tag=dev"],
+        &[
+            "--set",
+            "toolkit.enabled=true",
+            "--set",
+            "toolkit.runtime=crio",
+            "--set",
+            "toolkit.configDir=/etc/crio",
+        ],
+        &["--set", "identity=shim"],
     ] {
         let (fine, text) = run(&[
             &[
