@@ -31,6 +31,9 @@ const OVERLAID: [&str; 3] = ["etc", "var/lib", "var/log"];
 const KEPT: [&str; 5] =
     ["var/lib/kubelet", "var/lib/containerd", "var/lib/etcd", "var/log/pods", "var/log/containers"];
 
+/// The file with the identifier of the boot, in a node's folder.
+const BOOT_ID: &str = "boot_id";
+
 /// What a kubelet finds: 128 processors, 1 TiB of memory, as the simulated nodes have.
 const PROCESSORS: u32 = 128;
 const MEMORY_KIB: u64 = 1 << 30;
@@ -141,10 +144,19 @@ fn view(plan: &NodePlan) -> anyhow::Result<()> {
         fs::write(&file, format!("{value}\n"))?;
         bind(&file, &Path::new("/proc/sys").join(name))?;
     }
+    new_boot(&plan.folder)?;
+    bind(&plan.folder.join(BOOT_ID), Path::new("/proc/sys/kernel/random/boot_id"))?;
     machine(&scratch.join("machine"))?;
     devices(plan, &scratch.join("dev"))?;
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SHARED, None::<&str>)
         .context("share the mounts with containers")
+}
+
+/// Gives the machine's time from power-on to power-off an identifier of its own, by which kubelets and agents know a reboot.
+fn new_boot(folder: &Path) -> anyhow::Result<()> {
+    let id = fs::read_to_string("/proc/sys/kernel/random/uuid").context("make an identifier")?;
+    // In place, for it is mounted.
+    fs::write(folder.join(BOOT_ID), id).context("write the identifier of the boot")
 }
 
 /// A machine as GPUs come in, so that pods fit that ask for what such a machine has: its kubelet reads processors and memory here.
@@ -427,7 +439,7 @@ impl Programs {
             let _ = umount2(mounted.as_str(), MntFlags::MNT_DETACH);
         }
         RUN_FOLDERS.iter().for_each(|folder| empty(folder));
-        Ok(())
+        new_boot(&self.plan.folder)
     }
 
     /// Takes leave of every process that ends: our programs, and those whose parents have ended.

@@ -20,7 +20,7 @@ use crate::checkpoint::{Checkpoint, Restored};
 use crate::ended::{self, Kubelet};
 use crate::facts::{Facts, Look};
 use crate::handle::{Choice, Shared};
-use crate::health::{self, HealthOptions, Monitor, Outcome, Policy};
+use crate::health::{self, HealthOptions, Monitor, Outcome, Policy, Verdict};
 use crate::links::{Context, Links};
 use crate::log::Log;
 use crate::node_config::Loaded;
@@ -119,6 +119,8 @@ pub struct Agent {
     configured: bool,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
     adopt: bool,
+    /// The devices that were out of service when the last run ended, and are not any more.
+    returned: Vec<Verdict>,
     /// When feature discovery started, in seconds since 1970.
     started: i64,
     monitor: Mutex<Monitor>,
@@ -174,7 +176,10 @@ impl Agent {
             ));
         }
         let mut look = Look::take(&*options.backend)?;
+        let mut returned = monitor.verdicts();
         monitor.look(options.clock.now(), &mut look);
+        let verdicts = monitor.verdicts();
+        returned.retain(|old| verdicts.iter().all(|new| new.id != old.id));
         let mut facts = Facts::new(&*options.backend, driver.clone());
         facts.update(&look);
         let unconfirmed = look.is_empty() && !state.gpus().is_empty();
@@ -200,10 +205,11 @@ impl Agent {
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
-        *shared.verdicts() = monitor.verdicts();
+        *shared.verdicts() = verdicts;
         let monitor = Mutex::new(monitor);
         let configured = loaded.is_some();
-        let agent = Self { options, driver, cdi, held: false, configured, adopt, started, monitor, shared };
+        let agent =
+            Self { options, driver, cdi, held: false, configured, adopt, returned, started, monitor, shared };
         let ConfigSource { file, folder, .. } = &agent.options.config;
         if let Some(loaded) = loaded.filter(|_| file.is_some() || folder.is_some()) {
             agent.log(format!("Using {}", loaded.name));
@@ -240,6 +246,7 @@ impl Agent {
                     timestamp,
                     resource: self.options.resource.clone(),
                     adopt: self.adopt,
+                    returned: self.returned.clone(),
                     taint: self.options.health.taint,
                     clock: Arc::clone(&self.options.clock),
                 };

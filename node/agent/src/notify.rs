@@ -42,6 +42,11 @@ pub(crate) struct Told {
 }
 
 impl Told {
+    /// Nothing yet of this life. `returned` were out of service in the last one, which has told that.
+    pub(crate) fn new(returned: Vec<Verdict>) -> Self {
+        Self { verdicts: returned, ..Self::default() }
+    }
+
     /// Has everything but Events written again, in case somebody changed it.
     pub(crate) fn again(&mut self) {
         self.condition = None;

@@ -15,6 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::FeatureOptions;
 use crate::handle::Shared;
+use crate::health::Verdict;
 use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::notify::{News, Notifier, Told};
 use crate::pods::{has_ended, on_node, uids};
@@ -51,6 +52,8 @@ pub(crate) struct Reporter {
     pub(crate) resource: String,
     /// Whether running pods have to tell who owns what, because no checkpoint did.
     pub(crate) adopt: bool,
+    /// The devices that were out of service when the last run ended, and are not any more.
+    pub(crate) returned: Vec<Verdict>,
     /// Whether a node on which no GPU is fit is tainted.
     pub(crate) taint: bool,
     pub(crate) clock: SharedClock,
@@ -108,7 +111,7 @@ impl Reporter {
         let mut revision = self.shared.revision.subscribe();
         let mut devices = self.shared.devices.subscribe();
         let mut untold = self.shared.untold.subscribe();
-        let mut written = Written::default();
+        let mut written = Written { told: Told::new(self.returned.clone()), ..Written::default() };
         let node = Arc::clone(&self.shared.state().node);
         let shared = Arc::clone(&self.shared);
         let mut writer = LabelWriter::new(self.client.clone(), shared, node, self.features.sink.clone());

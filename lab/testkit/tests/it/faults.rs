@@ -235,12 +235,6 @@ async fn fail_and_mend(lab: &Lab) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fault_is_seen_on_the_node_and_by_the_pod_and_its_end_as_well() {
-    if crate::left_out_on_kubernetes(
-        "a_fault_is_seen_on_the_node_and_by_the_pod_and_its_end_as_well",
-        "a recovered XID 79 is not seen through NVML there, and why is not known yet",
-    ) {
-        return;
-    }
     let lab = Lab::start(&[("a100-80", 1)]).await.unwrap();
     let outcome = fault_is_told(&lab).await;
     lab.stop().await;
@@ -285,6 +279,11 @@ async fn fault_is_told(lab: &Lab) -> anyhow::Result<()> {
     let told = event("default", "GpuFailed").await?;
     ensure!(text(&told, "/involvedObject/name") == "user", "{told}");
     lab.recover(NODE, 5)?;
+    if Lab::on_kubernetes() {
+        // NVML never takes back what it told: after this XID a card is trusted again when the machine was rebooted.
+        lab.stop_node(NODE).await?;
+        lab.start_node(NODE).await?;
+    }
     condition("True").await?;
     event("default", "GpuHealthy").await?;
     Ok(())
@@ -401,12 +400,6 @@ async fn churn(lab: &Lab, seed: u64) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_of_a_node_that_went_silent_start_elsewhere_and_the_node_comes_back_empty() {
-    if crate::left_out_on_kubernetes(
-        "pods_of_a_node_that_went_silent_start_elsewhere_and_the_node_comes_back_empty",
-        "it fails there, and why is not known yet",
-    ) {
-        return;
-    }
     let lab = Lab::start(&[("a100-80", 2)]).await.unwrap();
     let outcome = silent_node(&lab).await;
     lab.stop().await;
