@@ -1,5 +1,6 @@
 //! The agent's life: start, keep registered, follow health, end.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use gantry_engine::DeviceSets;
 use gantry_gpu::{DriverInfo, EventKind, GpuBackend, HealthEvent, Inventory};
 use gantry_kit::{CancellationToken, SharedClock};
 use gantry_model::{Gpu, Health};
+use gantry_nvidia_config::Config;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -121,6 +123,10 @@ pub struct Agent {
     adopt: bool,
     /// The devices that were out of service when the last run ended, and are not any more.
     returned: Vec<Verdict>,
+    /// The configuration that was known at the start; what is read once is as it says.
+    began: Arc<Config>,
+    /// What was said of configurations, each once.
+    warned: BTreeSet<String>,
     /// When feature discovery started, in seconds since 1970.
     started: i64,
     monitor: Mutex<Monitor>,
@@ -144,6 +150,7 @@ impl Agent {
             None => ConfigSource { folder: None, file: None, ..options.config.clone() }.load(None)?.config,
         };
         let (node, resource) = (options.node_name.as_str().into(), options.resource.as_str().into());
+        let began = Arc::clone(&config);
         let mut state = State::new(node, IdentityMode::Assignment, resource, config);
         let checkpoint = Checkpoint::new(options.state_dir.join(&endpoint).with_extension("checkpoint"));
         let restored = checkpoint.restore(&mut state)?;
@@ -208,8 +215,21 @@ impl Agent {
         *shared.verdicts() = verdicts;
         let monitor = Mutex::new(monitor);
         let configured = loaded.is_some();
-        let agent =
-            Self { options, driver, cdi, held: false, configured, adopt, returned, started, monitor, shared };
+        let warned = BTreeSet::new();
+        let mut agent = Self {
+            options,
+            driver,
+            cdi,
+            held: false,
+            configured,
+            adopt,
+            returned,
+            began: Arc::clone(&began),
+            warned,
+            started,
+            monitor,
+            shared,
+        };
         let ConfigSource { file, folder, .. } = &agent.options.config;
         if let Some(loaded) = loaded.filter(|_| file.is_some() || folder.is_some()) {
             agent.log(format!("Using {}", loaded.name));
@@ -219,6 +239,7 @@ impl Agent {
         if let Some(fault) = fault.or(misfit) {
             agent.config_fault(Some(fault));
         }
+        agent.warn(&began);
         agent.log_notes();
         Ok((agent, handle))
     }
@@ -437,6 +458,7 @@ impl Agent {
         self.log(format!("Using {}", loaded.name));
         self.keep(&loaded);
         self.config_fault(None);
+        self.warn(&loaded.config);
         self.log_notes();
     }
 
@@ -459,6 +481,21 @@ impl Agent {
         });
         if news && let Some(fault) = fault {
             self.log(format!("Configuration refused, the last good one stays in force: {fault}"));
+        }
+    }
+
+    /// Says what of a configuration changes nothing, or nothing yet.
+    fn warn(&mut self, config: &Config) {
+        let later = config.changed_since_start(&self.began).into_iter().map(|setting| {
+            let name = setting.path.unwrap_or(setting.flag);
+            format!("{name}: is read when the agent starts; delete the agent's pod on this node to use the new value")
+        });
+        let lines: Vec<String> = config.notices.iter().map(ToString::to_string).chain(later).collect();
+        for line in lines {
+            if self.warned.insert(line.clone()) {
+                tracing::warn!(node = self.options.node_name, "{line}");
+                self.shared.log.write(format!("Configuration: {line}"));
+            }
         }
     }
 

@@ -65,7 +65,7 @@ impl Default for ConfigSource {
 }
 
 impl ConfigSource {
-    /// What NVIDIA's environment variables say: those of the device plugin, and `CONFIG_FILE`, `CONFIG_FILE_SRCDIR`, `DEFAULT_CONFIG` and
+    /// What NVIDIA's flags and environment variables say: those of the device plugin, and `CONFIG_FILE_SRCDIR`, `DEFAULT_CONFIG` and
     /// `FALLBACK_STRATEGIES` of its config-manager. An empty variable is none.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl ConfigSource {
     pub fn from_env(flags: BTreeMap<String, String>, env: BTreeMap<String, String>) -> Result<Self, Error> {
         let get = |name: &str| env.get(name).filter(|value| !value.is_empty());
         let mut source = Self {
-            file: get("CONFIG_FILE").map(PathBuf::from),
+            file: Config::file(&flags, &env),
             folder: get("CONFIG_FILE_SRCDIR").map(PathBuf::from),
             default: get("DEFAULT_CONFIG").cloned(),
             ..Self::default()
@@ -85,6 +85,20 @@ impl ConfigSource {
         source.flags = flags;
         source.env = env;
         Ok(source)
+    }
+
+    /// What is known of the configuration when an agent starts, before the API server tells the node's label: that of the last run where
+    /// the label names one. Of it come the settings that are read once.
+    ///
+    /// # Errors
+    /// Where flags, environment or file break a rule.
+    pub fn at_start(&self, state_dir: &Path) -> Result<Arc<Config>, Error> {
+        let loaded = match (&self.folder, self.last_good(state_dir)) {
+            (Some(_), Some(last)) => last,
+            (Some(_), None) => self.parse("configuration".to_owned(), None)?,
+            (None, _) => self.load(None)?,
+        };
+        Ok(loaded.config)
     }
 
     /// Reads the configuration for a label.

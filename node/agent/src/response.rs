@@ -85,7 +85,7 @@ fn channel(id: u32) -> String {
 
 /// The strategies in force. Where none was configured, Gantry's own: a container runtime needs nothing of NVIDIA's for it.
 fn strategies(config: &Config) -> BTreeSet<DeviceListStrategy> {
-    if config.plugin.is_device_list_strategy_set {
+    if config.is_set("device-list-strategy") {
         config.plugin.device_list_strategies.clone()
     } else {
         BTreeSet::from([DeviceListStrategy::CdiCri])

@@ -1,10 +1,11 @@
 //! A configuration that holds.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Pattern, ResourceName};
+use crate::{At, Pattern, ResourceName};
 
 /// Everything that can be configured, with defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +44,25 @@ pub struct Config {
     pub kubelet_socket: Option<Option<PathBuf>>,
     /// Which XIDs are looked at.
     pub health_checks: HealthChecks,
+    /// What was set and changes nothing.
+    pub notices: Vec<Notice>,
+    /// What was set, by flag.
+    pub(crate) given: BTreeMap<&'static str, String>,
+}
+
+/// Something that was set and changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    /// Where it was set.
+    pub at: At,
+    /// Why it changes nothing.
+    pub why: &'static str,
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: changes nothing: {}; leave it out", self.at, self.why)
+    }
 }
 
 /// How partitions (MIG devices) are offered.
@@ -78,8 +98,6 @@ pub struct Plugin {
     pub pass_device_specs: bool,
     /// How the container runtime is told the devices. Never empty.
     pub device_list_strategies: BTreeSet<DeviceListStrategy>,
-    /// Whether somebody has set that, or it is NVIDIA's default.
-    pub is_device_list_strategy_set: bool,
     /// By what it is told them.
     pub device_id_strategy: DeviceIdStrategy,
     /// What the keys of CDI annotations begin with; `cdi.k8s.io/`.

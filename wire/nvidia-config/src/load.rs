@@ -14,12 +14,30 @@ use crate::settings::{
     DISCOVERIES, ID_STRATEGIES, LIST_STRATEGIES, MIG_STRATEGIES, POLICIES, SETTINGS, Setting,
 };
 use crate::yaml::Value;
-use crate::{At, Error, Kind};
+use crate::{At, Error, Kind, Notice, Treatment};
 
 /// XIDs that are ignored, and those that are not in spite of it; NVIDIA's plugin has no flags for them.
 const HEALTH_CHECKS: [&str; 2] = ["DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"];
 
 impl Config {
+    /// The file that flags or environment name.
+    pub fn file(flags: &BTreeMap<String, String>, env: &BTreeMap<String, String>) -> Option<PathBuf> {
+        let setting = Values::setting("config-file");
+        let variables = setting.env.iter().filter_map(|name| env.get(*name));
+        flags.get(setting.flag).into_iter().chain(variables).find(|path| !path.is_empty()).map(PathBuf::from)
+    }
+
+    /// Whether somebody has set what this flag sets, by flag, environment or file.
+    pub fn is_set(&self, flag: &str) -> bool {
+        self.given.contains_key(flag)
+    }
+
+    /// The settings that are read at the start alone and are not as they were in `earlier`.
+    pub fn changed_since_start(&self, earlier: &Self) -> Vec<&'static Setting> {
+        let at_start = SETTINGS.iter().filter(|setting| setting.treatment == Treatment::AtStart);
+        at_start.filter(|setting| self.given.get(setting.flag) != earlier.given.get(setting.flag)).collect()
+    }
+
     /// Merges flags, environment, file and defaults, in this order of importance, and checks the result.
     ///
     /// `flags` are those that were given, by name without hyphens; `env` may be the whole environment. Of variables, those that are
@@ -64,6 +82,7 @@ impl Config {
             }
         }
         let values = Values(by_setting);
+        values.check_treatment()?;
         let config = Self {
             mig_strategy: match values.word("mig-strategy", MIG_STRATEGIES)? {
                 "single" => MigStrategy::Single,
@@ -103,9 +122,11 @@ impl Config {
             },
             kubelet_socket: match values.0.get("kubelet-socket") {
                 None => None,
-                Some(_) => Some(values.path("kubelet-socket")?),
+                Some(_) => Some(values.kubelet_socket()?),
             },
             health_checks: health_checks(env)?,
+            notices: values.notices(),
+            given: values.0.iter().map(|(flag, (_, value))| (*flag, value.text())).collect(),
         };
         if let Some((at, sharing)) = sharing
             && sharing.kind == SharingKind::Mps
@@ -130,6 +151,29 @@ impl Values {
         self.0.get(flag).cloned().unwrap_or_else(|| {
             (At::Flag(flag.to_owned()), Value::Text(Self::setting(flag).default.to_owned()))
         })
+    }
+
+    /// Refuses words that nothing here could follow.
+    fn check_treatment(&self) -> Result<(), Error> {
+        for setting in SETTINGS {
+            let Treatment::Only(words, why) = setting.treatment else { continue };
+            let Some((at, Value::Text(text))) = self.0.get(setting.flag) else { continue };
+            let Kind::Word(known) = setting.kind else { continue };
+            if known.contains(&text.as_str()) && !words.contains(&text.as_str()) {
+                let rule = format!("must be one of {}: {why}", words.join(", "));
+                return Err(Error::Invalid { at: at.clone(), value: short(text), rule });
+            }
+        }
+        Ok(())
+    }
+
+    /// What was set and changes nothing, in the table's order.
+    fn notices(&self) -> Vec<Notice> {
+        let unneeded = SETTINGS.iter().filter_map(|setting| match setting.treatment {
+            Treatment::Unneeded(why) => Some((self.0.get(setting.flag)?.0.clone(), why)),
+            _ => None,
+        });
+        unneeded.map(|(at, why)| Notice { at, why }).collect()
     }
 
     fn bool(&self, flag: &'static str) -> Result<bool, Error> {
@@ -168,6 +212,17 @@ impl Values {
             return Ok(Some(PathBuf::from(text)));
         };
         Err(Error::Invalid { at, value: short(&text), rule: rule.to_owned() })
+    }
+
+    /// The kubelet listens on a name that is always the same, and looks for plugins beside it.
+    fn kubelet_socket(&self) -> Result<Option<PathBuf>, Error> {
+        let path = self.path("kubelet-socket")?;
+        if let Some(path) = path.as_ref().filter(|path| path.file_name() != Some("kubelet.sock".as_ref())) {
+            let (at, value) = (self.get("kubelet-socket").0, short(&path.to_string_lossy()));
+            let rule = "must end with /kubelet.sock, which is the kubelet's name for it; name its folder";
+            return Err(Error::Invalid { at, value, rule: rule.to_owned() });
+        }
+        Ok(path)
     }
 
     fn word(&self, flag: &'static str, words: &'static [&'static str]) -> Result<&'static str, Error> {
@@ -225,7 +280,6 @@ impl Values {
         Ok(Plugin {
             pass_device_specs: self.bool("pass-device-specs")?,
             device_list_strategies,
-            is_device_list_strategy_set: self.0.contains_key("device-list-strategy"),
             device_id_strategy: match self.word("device-id-strategy", ID_STRATEGIES)? {
                 "index" => DeviceIdStrategy::Index,
                 _ => DeviceIdStrategy::Uuid,
@@ -371,11 +425,4 @@ fn health_checks(env: &BTreeMap<String, String>) -> Result<HealthChecks, Error> 
         }
     }
     Ok(checks)
-}
-
-impl Setting {
-    /// Whether the flag needs no value: `--gds-enabled` alone means true.
-    pub fn is_switch(&self) -> bool {
-        self.kind == Kind::Bool
-    }
 }

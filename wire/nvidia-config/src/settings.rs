@@ -34,10 +34,27 @@ pub struct Setting {
     pub path: Option<&'static str>,
     /// What a value is.
     pub kind: Kind,
-    /// The value where nothing is set, as it would be written in a flag.
+    /// NVIDIA's value where nothing is set, as it would be written in a flag.
     pub default: &'static str,
+    /// What Gantry does where nothing is set, if that is something else.
+    pub own_default: Option<&'static str>,
+    /// What becomes of it.
+    pub treatment: Treatment,
     /// What it does, in one line.
     pub help: &'static str,
+}
+
+/// What becomes of a setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Treatment {
+    /// It is followed, at once whenever a configuration comes into force.
+    Followed,
+    /// It is read once, when the agent starts.
+    AtStart,
+    /// It is taken, and changes nothing: why.
+    Unneeded(&'static str),
+    /// Only these words are followed; others are refused: why, and what to do.
+    Only(&'static [&'static str], &'static str),
 }
 
 pub(crate) const MIG_STRATEGIES: &[&str] = &["none", "single", "mixed"];
@@ -55,7 +72,38 @@ const fn row(
     default: &'static str,
     help: &'static str,
 ) -> Setting {
-    Setting { flag, aliases, env, path, kind, default, help }
+    let (own_default, treatment) = (None, Treatment::Followed);
+    Setting { flag, aliases, env, path, kind, default, own_default, treatment, help }
+}
+
+impl Setting {
+    const fn treated(mut self, treatment: Treatment) -> Self {
+        self.treatment = treatment;
+        self
+    }
+
+    const fn at_start(self) -> Self {
+        self.treated(Treatment::AtStart)
+    }
+
+    const fn unneeded(self, why: &'static str) -> Self {
+        self.treated(Treatment::Unneeded(why))
+    }
+
+    const fn else_ours(mut self, own: &'static str) -> Self {
+        self.own_default = Some(own);
+        self
+    }
+
+    /// Whether the flag needs no value: `--gds-enabled` alone means true.
+    pub fn is_switch(&self) -> bool {
+        self.kind == Kind::Bool
+    }
+
+    /// Whether the flag may be given several times.
+    pub fn is_list(&self) -> bool {
+        matches!(self.kind, Kind::Words(_) | Kind::Texts | Kind::Numbers)
+    }
 }
 
 /// Every setting, in NVIDIA's order. Feature discovery reads variables that begin with `GFD_` before those of the plugin.
@@ -77,7 +125,9 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Bool,
         "true",
         "end when the driver cannot be used, instead of waiting for it",
-    ),
+    )
+    .at_start()
+    .else_ours("false: it waits for the driver"),
     row(
         "driver-root",
         &["nvidia-driver-root"],
@@ -86,7 +136,8 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Path,
         "/",
         "where the driver is installed on the host",
-    ),
+    )
+    .at_start(),
     row(
         "dev-root",
         &["nvidia-dev-root"],
@@ -95,7 +146,9 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Path,
         "",
         "where device files are on the host; the driver's root where this is not set",
-    ),
+    )
+    .at_start()
+    .else_ours("the driver's root if it has device files, else /"),
     row(
         "pass-device-specs",
         &[],
@@ -113,7 +166,8 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Words(LIST_STRATEGIES),
         "envvar",
         "how the container runtime is told the devices",
-    ),
+    )
+    .else_ours("cdi-cri"),
     row(
         "device-id-strategy",
         &[],
@@ -167,7 +221,8 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Path,
         "/usr/bin/nvidia-ctk",
         "the program of the hooks in NVIDIA's CDI files",
-    ),
+    )
+    .unneeded("no program runs in containers by Gantry's CDI files"),
     row(
         "driver-root-ctr-path",
         &["container-driver-root"],
@@ -176,7 +231,9 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Path,
         "/driver-root",
         "where the driver's root is mounted in the plugin's container",
-    ),
+    )
+    .at_start()
+    .else_ours("/driver-root where there is one, else the path on the host"),
     row(
         "mps-root",
         &[],
@@ -203,7 +260,11 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Word(DISCOVERIES),
         "auto",
         "how devices are found",
-    ),
+    )
+    .treated(Treatment::Only(
+        &["auto", "nvml"],
+        "Gantry finds devices by NVML alone; leave it out on machines with the driver, and keep NVIDIA's programs on others",
+    )),
     row(
         "imex-channel-ids",
         &[],
@@ -223,14 +284,25 @@ pub const SETTINGS: &[Setting] = &[
         "treat an IMEX channel that the node does not have as an error",
     ),
     row(
+        "config-file",
+        &[],
+        &["GFD_CONFIG_FILE", "CONFIG_FILE"],
+        None,
+        Kind::Path,
+        "",
+        "a file with settings, read anew whenever it changes",
+    ),
+    row(
         "kubelet-socket",
         &[],
         &["KUBELET_SOCKET"],
         None,
         Kind::Path,
         "",
-        "the kubelet's socket for device plugins; set to nothing, there is no registration",
-    ),
+        "the kubelet's socket for device plugins, which stand beside it; set to nothing, there is no registration",
+    )
+    .at_start()
+    .else_ours("device-plugins/kubelet.sock in --kubelet-root"),
     row(
         "cdi-feature-flags",
         &[],
@@ -239,7 +311,8 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Texts,
         "",
         "features of NVIDIA's generator of CDI files",
-    ),
+    )
+    .unneeded("Gantry's CDI files are its own, and no generator of NVIDIA's runs"),
     row(
         "cdi-disable-hooks",
         &[],
@@ -248,7 +321,8 @@ pub const SETTINGS: &[Setting] = &[
         Kind::Texts,
         "",
         "hooks that NVIDIA's generator of CDI files is to leave out",
-    ),
+    )
+    .unneeded("Gantry's CDI files have no hooks"),
     row(
         "use-node-feature-api",
         &[],
@@ -256,8 +330,9 @@ pub const SETTINGS: &[Setting] = &[
         Some("flags.useNodeFeatureAPI"),
         Kind::Bool,
         "true",
-        "write labels into a NodeFeature object instead of a file",
-    ),
+        "write labels into a NodeFeature object (true) or into a file (false)",
+    )
+    .else_ours("onto the node itself"),
     row(
         "oneshot",
         &[],
@@ -265,7 +340,7 @@ pub const SETTINGS: &[Setting] = &[
         Some("flags.gfd.oneshot"),
         Kind::Bool,
         "false",
-        "write labels once and end",
+        "write labels once, at the start; the agent goes on with everything else",
     ),
     row(
         "no-timestamp",
@@ -292,8 +367,9 @@ pub const SETTINGS: &[Setting] = &[
         Some("flags.gfd.outputFile"),
         Kind::Path,
         "/etc/kubernetes/node-feature-discovery/features.d/gfd",
-        "the file for labels",
-    ),
+        "the file for labels; set to nothing, standard output",
+    )
+    .else_ours("none"),
     row(
         "machine-type-file",
         &[],
@@ -303,6 +379,26 @@ pub const SETTINGS: &[Setting] = &[
         "/sys/class/dmi/id/product_name",
         "where the machine's name is read",
     ),
+    row(
+        "kube-api-qps",
+        &[],
+        &["KUBE_API_QPS"],
+        None,
+        Kind::Text,
+        "5",
+        "how many requests a second may go to the API server",
+    )
+    .unneeded("the agent watches, and writes only what has changed"),
+    row(
+        "kube-api-burst",
+        &[],
+        &["KUBE_API_BURST"],
+        None,
+        Kind::Text,
+        "10",
+        "how many requests may go to the API server at once",
+    )
+    .unneeded("the agent watches, and writes only what has changed"),
 ];
 
 /// The setting of a key in the file.

@@ -34,6 +34,18 @@ pub(crate) struct Key {
 }
 
 impl Value {
+    /// As it would be written in a flag.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Null | Self::Map(_) => String::new(),
+            Self::Bool(value) => value.to_string(),
+            Self::Integer(number) => number.to_string(),
+            Self::Number(number) => number.to_string(),
+            Self::Text(text) => text.clone(),
+            Self::List(list) => list.iter().map(|node| node.value.text()).collect::<Vec<_>>().join(","),
+        }
+    }
+
     /// What it is, for an error: `the number 4`, `a list`.
     pub(crate) fn describe(&self) -> String {
         let quoted = |text: &str| format!("the text {:?}", crate::error::short(text));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gantry_nvidia_config::{
     AllocationPolicy, Config, DeviceIdStrategy, DeviceListStrategy, DeviceRef, Error, Kind, MigStrategy,
-    SETTINGS, SharedDevices, SharingKind,
+    SETTINGS, Setting, SharedDevices, SharingKind, Treatment,
 };
 
 fn pairs(list: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -155,6 +155,87 @@ fn every_default_is_a_value_that_its_setting_takes() {
     }
 }
 
+/// Three values of a setting that differ from each other and from its default, as far as there are so many.
+fn samples(setting: &Setting) -> [String; 3] {
+    let own = |texts: [&str; 3]| texts.map(str::to_owned);
+    match (setting.flag, setting.kind) {
+        ("kubelet-socket", _) => own(["/a/kubelet.sock", "/b/kubelet.sock", "/c/kubelet.sock"]),
+        ("cdi-annotation-prefix", _) => own(["a.b/", "b.b/", "c.b/"]),
+        ("imex-channel-ids", _) => own(["0", "0", "0"]),
+        ("device-discovery-strategy", _) => own(["nvml", "auto", "nvml"]),
+        (_, Kind::Bool) => {
+            let other = (setting.default != "true").to_string();
+            [other.clone(), setting.default.to_owned(), other]
+        }
+        (_, Kind::Word(words) | Kind::Words(words)) => {
+            [words[1], words[0], words[words.len() - 1]].map(str::to_owned)
+        }
+        (_, Kind::Path) => own(["/a", "/b", "/c"]),
+        (_, Kind::Duration) => own(["1s", "2m", "infinite"]),
+        (_, Kind::Text | Kind::Texts | Kind::Numbers) => own(["7", "8", "9"]),
+    }
+}
+
+/// A file with one key.
+fn file_with(path: &str, value: &str) -> String {
+    let keys: Vec<&str> = path.split('.').collect();
+    format!("version: v1\n{}: {value}{}", keys.join(": {"), "}".repeat(keys.len() - 1))
+}
+
+#[test]
+fn of_every_setting_a_flag_counts_more_than_its_variables_and_these_more_than_the_file() {
+    let none = BTreeMap::new();
+    for setting in SETTINGS {
+        let [by_flag, by_env, by_file] = samples(setting);
+        let flags = pairs(&[(setting.flag, &by_flag)]);
+        // The most important variable says something else than all that follow.
+        let mut env: BTreeMap<String, String> =
+            setting.env.iter().map(|name| ((*name).to_owned(), by_file.clone())).collect();
+        env.insert(setting.env[0].to_owned(), by_env.clone());
+        let first = pairs(&[(setting.env[0], &by_env)]);
+        let file = setting.path.map(|path| match setting.kind {
+            Kind::Numbers => file_with(path, &format!("[{by_file}]")),
+            _ => file_with(path, &by_file),
+        });
+        let load = |flags, env, file: Option<&String>| {
+            Config::load(flags, env, file.map(String::as_str)).unwrap_or_else(|error| panic!("{error}"))
+        };
+        let name = setting.flag;
+        assert_eq!(load(&flags, &env, file.as_ref()), load(&flags, &none, None), "--{name}");
+        assert_eq!(load(&none, &env, file.as_ref()), load(&none, &first, None), "variables of {name}");
+        for config in [load(&flags, &none, None), load(&none, &first, None)] {
+            assert!(config.is_set(name) && config != load(&none, &none, None), "{name} arrives");
+        }
+        if file.is_some() {
+            assert!(load(&none, &none, file.as_ref()).is_set(name), "{name} arrives from the file");
+        }
+        let changed = load(&flags, &none, None).changed_since_start(&load(&none, &none, None)).len();
+        assert_eq!(changed, usize::from(setting.treatment == Treatment::AtStart), "{name}");
+    }
+}
+
+#[test]
+fn what_changes_nothing_is_said_wherever_it_was_set() {
+    let flags = pairs(&[("nvidia-ctk-path", "/usr/bin/nvidia-ctk"), ("gds-enabled", "true")]);
+    let env = pairs(&[("CDI_FEATURE_FLAGS", "a"), ("KUBE_API_QPS", "5")]);
+    let text = "version: v1\nflags:\n  plugin:\n    nvidiaCTKPath: /a";
+    let told = |config: Config| config.notices.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        told(Config::load(&flags, &env, Some(text)).unwrap()),
+        [
+            "flag --nvidia-ctk-path: changes nothing: no program runs in containers by Gantry's CDI files; leave it out",
+            "environment variable CDI_FEATURE_FLAGS: changes nothing: Gantry's CDI files are its own, and no generator of NVIDIA's runs; leave it out",
+            "environment variable KUBE_API_QPS: changes nothing: the agent watches, and writes only what has changed; leave it out",
+        ]
+    );
+    assert_eq!(
+        told(file(text).unwrap()),
+        [
+            "flags.plugin.nvidiaCTKPath (line 4): changes nothing: no program runs in containers by Gantry's CDI files; leave it out"
+        ]
+    );
+}
+
 /// Files that are refused, and what is said.
 const REFUSALS: &[(&str, &str)] = &[
     ("", "configuration (line 1): version is missing; begin the file with \"version: v1\""),
@@ -203,6 +284,10 @@ const REFUSALS: &[(&str, &str)] = &[
     (
         "version: v1\nflags:\n  nvidiaDriverRoot: run/nvidia",
         "flags.nvidiaDriverRoot (line 3): invalid value \"run/nvidia\": must be an absolute path; begin it with /",
+    ),
+    (
+        "version: v1\nflags:\n  deviceDiscoveryStrategy: tegra",
+        "flags.deviceDiscoveryStrategy (line 3): invalid value \"tegra\": must be one of auto, nvml: Gantry finds devices by NVML alone; leave it out on machines with the driver, and keep NVIDIA's programs on others",
     ),
     ("version: v1\nflags: 5", "flags (line 2): the number 5 where a map is wanted"),
     (
@@ -334,6 +419,10 @@ fn what_is_wrong_in_flags_and_environment_names_them() {
     assert_eq!(
         load(&[], &[("DEVICE_LIST_STRATEGY", "envvar,cdi_cri")]),
         "environment variable DEVICE_LIST_STRATEGY: invalid value \"cdi_cri\": must be one of envvar, volume-mounts, cdi-annotations, cdi-cri; did you mean cdi-cri?"
+    );
+    assert_eq!(
+        load(&[("kubelet-socket", "/run/k.sock")], &[]),
+        "flag --kubelet-socket: invalid value \"/run/k.sock\": must end with /kubelet.sock, which is the kubelet's name for it; name its folder"
     );
     assert_eq!(
         load(&[("imex-channel-ids", "1")], &[]),

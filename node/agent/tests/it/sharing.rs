@@ -210,6 +210,24 @@ async fn a_broken_configuration_leaves_the_last_good_one_in_force_and_is_named()
 }
 
 #[tokio::test]
+async fn what_of_a_configuration_changes_nothing_or_nothing_yet_is_told_once() {
+    let node = Node::new("t4", 1);
+    configure(&node, "only", "version: v1\nflags: {plugin: {nvidiaCTKPath: /a}}");
+    let _kubelet = Kubelet::start(&node.plugins());
+    let agent = start(options(&node, IdentityMode::Assignment));
+    agent.registered(1).await;
+    configure(&node, "only", "version: v1\nflags: {nvidiaDriverRoot: /b, plugin: {nvidiaCTKPath: /a}}");
+    let waits = "Configuration: flags.nvidiaDriverRoot: is read when the agent starts; delete the agent's pod on this node to use the new value";
+    let mut lines = agent.handle.logs_changed();
+    while !agent.log().iter().any(|line| line == waits) {
+        lines.changed().await.unwrap();
+    }
+    let nothing = "Configuration: flags.plugin.nvidiaCTKPath (line 2): changes nothing: no program runs in containers by Gantry's CDI files; leave it out";
+    assert_eq!(agent.log().iter().filter(|line| *line == nothing).count(), 1, "{:?}", agent.log());
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn twenty_kubelets_one_after_the_other_find_every_resource() {
     let node = Node::new("a100-40", 8);
     let text = "version: v1\nresources: {gpus: [{pattern: \"*A100*\", name: a100}]}\nsharing: {timeSlicing: {resources: [{name: a100, rename: a100.shared, replicas: 2, devices: 4}]}}";

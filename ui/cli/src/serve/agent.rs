@@ -1,6 +1,5 @@
 //! `gantry agent`: the node agent.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +9,20 @@ use gantry_agent::{Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, Hea
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
+use gantry_nvidia_config::Config;
 use tokio::time::sleep;
 
+use super::nvidia::NvidiaFlags;
 use super::{Process, ProcessOptions, rights};
 use crate::args::Connection;
-use crate::hint;
+use crate::hint::{self, WithHint as _};
 use crate::manifests::Part;
 
 /// Waits between attempts to reach the driver: the first, and the longest.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// The device file that a machine with a driver always has.
+const CONTROL_DEVICE: &str = "dev/nvidiactl";
 
 #[derive(clap::Args)]
 pub(crate) struct AgentOptions {
@@ -31,21 +35,12 @@ pub(crate) struct AgentOptions {
     /// Where CDI files go; the container runtime must look there.
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi", env = "GANTRY_CDI_DIR")]
     cdi_dir: PathBuf,
-    /// Where the driver is installed, as the host sees it.
-    #[arg(long, value_name = "DIR", default_value = "/", env = "NVIDIA_DRIVER_ROOT")]
-    driver_root: PathBuf,
     /// Where sysfs is mounted, which tells NUMA nodes and the machine's name.
     #[arg(long, value_name = "DIR", default_value = "/sys", env = "GANTRY_SYSFS")]
     sysfs: PathBuf,
     /// Where procfs is mounted, which tells capability devices of partitions.
     #[arg(long, value_name = "DIR", default_value = "/proc", env = "GANTRY_PROCFS")]
     procfs: PathBuf,
-    /// The same root as this process sees it, where that is a container. Default: the same path.
-    #[arg(long, value_name = "DIR", env = "CONTAINER_DRIVER_ROOT")]
-    container_driver_root: Option<PathBuf>,
-    /// The root whose dev folder has the device files, as host and this process see it.
-    #[arg(long, value_name = "DIR", default_value = "/", env = "NVIDIA_DEV_ROOT")]
-    dev_root: PathBuf,
     /// Where the checkpoint goes; must outlive the agent.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/gantry", env = "GANTRY_STATE_DIR")]
     state_dir: PathBuf,
@@ -65,7 +60,28 @@ pub(crate) struct AgentOptions {
     #[arg(long, value_name = "PROFILE[:COUNT]", env = "GANTRY_SIMULATE")]
     simulate: Option<Simulated>,
     #[command(flatten)]
+    nvidia: NvidiaFlags,
+    #[command(flatten)]
     process: ProcessOptions,
+}
+
+impl AgentOptions {
+    /// Where the configuration comes from: flags, environment, file.
+    fn config(&self) -> anyhow::Result<ConfigSource> {
+        let env = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let source = ConfigSource::from_env(self.nvidia.0.clone(), env.collect());
+        source.map_err(anyhow::Error::from).hint(config_hint)
+    }
+
+    /// What is known of it now, and is read once.
+    fn config_at_start(&self, source: &ConfigSource) -> anyhow::Result<Arc<Config>> {
+        source.at_start(&self.state_dir).map_err(anyhow::Error::from).hint(config_hint)
+    }
+}
+
+fn config_hint() -> String {
+    "gantry agent --help lists every setting with its flag, variable and key".to_owned()
 }
 
 /// Who decides which GPU a container gets.
@@ -117,6 +133,8 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             "--node-name NAME, or NODE_NAME from the pod's spec.nodeName; kubectl get nodes lists the names",
         )
     })?;
+    let config = options.config()?;
+    options.config_at_start(&config)?;
     let client = super::client(connection).await?;
     let process = Process::start("agent", &options.process).await?;
     process.readiness.wait_for("kubelet", "not registered yet");
@@ -130,7 +148,7 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             tracing::warn!(missing = missing.join(", "), hint, "this account may not do all of its work");
         }
     });
-    let Some((agent, handle)) = prepare(&process, &options, &node_name, client).await? else {
+    let Some((agent, handle)) = prepare(&process, &options, &config, &node_name, client).await? else {
         process.stop().await;
         return Ok(());
     };
@@ -153,6 +171,7 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
 async fn prepare(
     process: &Process,
     options: &AgentOptions,
+    config: &ConfigSource,
     node_name: &str,
     client: kube::Client,
 ) -> anyhow::Result<Option<(Agent, Handle)>> {
@@ -162,13 +181,12 @@ async fn prepare(
         Identity::Kubelet => gantry_agent::Identity::Kubelet,
     };
     let nri = matches!(options.identity, Identity::Auto | Identity::Nri).then(|| options.nri_socket.clone());
-    let roots = roots(options)?;
-    let env = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let config = ConfigSource::from_env(BTreeMap::new(), env.collect())?;
     let mut delay = RETRY.0;
     let mut told = String::new();
     loop {
+        // Anew each time: what was wrong may have been the configuration.
+        let known = options.config_at_start(config)?;
+        let roots = roots(options, &known)?;
         let (simulate, name) = (options.simulate, node_name.to_owned());
         let driver = NvmlOptions {
             driver_root: roots.0.path().to_owned(),
@@ -187,7 +205,7 @@ async fn prepare(
                 kubelet_pods: (options.identity == Identity::Shim).then(|| options.kubelet_root.join("pods")),
                 resource: options.resource.clone(),
                 config: config.clone(),
-                kubelet_dir: options.kubelet_root.join("device-plugins"),
+                kubelet_dir: kubelet_dir(options, &known),
                 cdi_dir: options.cdi_dir.clone(),
                 driver_root: roots.0.clone(),
                 devices: roots.1.clone(),
@@ -203,6 +221,14 @@ async fn prepare(
             Ok(agent) => {
                 process.readiness.met("driver");
                 return Ok(Some(agent));
+            }
+            // Waiting is what most want, and what happens unless somebody has said otherwise.
+            Err(gantry_agent::Error::Gpu(error))
+                if known.fail_on_init_error && known.is_set("fail-on-init-error") =>
+            {
+                return Err(error).context("the GPUs cannot be asked, and fail-on-init-error is set").hint(
+                    || "install the driver, or wait for it with --fail-on-init-error=false".to_owned(),
+                );
             }
             Err(gantry_agent::Error::Gpu(error)) => error,
             Err(error) => return Err(error).context("start the agent"),
@@ -221,18 +247,30 @@ async fn prepare(
     }
 }
 
+/// The kubelet's folder for device plugins: that of the socket, where one was named.
+fn kubelet_dir(options: &AgentOptions, config: &Config) -> PathBuf {
+    let socket = config.kubelet_socket.as_ref().and_then(Option::as_ref);
+    let folder = socket.and_then(|socket| socket.parent()).map(PathBuf::from);
+    folder.unwrap_or_else(|| options.kubelet_root.join("device-plugins"))
+}
+
 /// Where driver and device files are. Simulated GPUs have a driver of their own unless one is named, and device files where the
 /// machine pretends to have some.
-fn roots(options: &AgentOptions) -> anyhow::Result<(Root, Option<DeviceRoots>)> {
-    let here = options.container_driver_root.as_ref().unwrap_or(&options.driver_root);
-    let driver = Root::mounted(&options.driver_root, here);
-    let devices = DeviceRoots {
-        dev: Root::new(&options.dev_root),
-        procfs: options.procfs.clone(),
-        sysfs: options.sysfs.clone(),
+fn roots(options: &AgentOptions, config: &Config) -> anyhow::Result<(Root, Option<DeviceRoots>)> {
+    let mounted = config.is_set("driver-root-ctr-path") || config.plugin.container_driver_root.is_dir();
+    let here = if mounted { &config.plugin.container_driver_root } else { &config.driver_root };
+    let driver = Root::mounted(&config.driver_root, here);
+    // A containerised driver mostly has its device files beside it, and always in the node's /dev.
+    let dev = if config.is_set("dev-root") {
+        Root::new(&config.dev_root)
+    } else if driver.here(CONTROL_DEVICE).exists() {
+        driver.clone()
+    } else {
+        Root::new("/")
     };
+    let devices = DeviceRoots { dev, procfs: options.procfs.clone(), sysfs: options.sysfs.clone() };
     let Some(Simulated { profile, .. }) = options.simulate else { return Ok((driver, Some(devices))) };
-    let devices = Some(devices).filter(|devices| devices.dev.here("dev/nvidiactl").exists());
+    let devices = Some(devices).filter(|devices| devices.dev.here(CONTROL_DEVICE).exists());
     if !driver.is_system() {
         return Ok((driver, devices));
     }

@@ -9,6 +9,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod control;
+mod nvidia;
 mod rights;
 
 use std::net::SocketAddr;

@@ -41,6 +41,58 @@ fn what_waiting_does_not_mend_ends_the_process_with_what_to_do() {
     );
 }
 
+#[test]
+fn settings_of_nvidias_programs_are_refused_with_flag_value_rule_and_fix() {
+    let hint = "hint: gantry agent --help lists every setting with its flag, variable and key\n";
+    let refused = |arguments: &[&str], env: &[(&str, &str)]| {
+        let all = [&["agent", "--node-name", "n"], arguments].concat();
+        let output = gantry(&all).envs(env.iter().copied()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(
+        refused(&["--mig-strategy=any"], &[]),
+        format!(
+            "error: configuration: flag --mig-strategy: invalid value \"any\": must be one of none, single, mixed\n{hint}"
+        )
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    std::fs::write(&path, "version: v1\nflags: {deviceDiscoveryStrategy: tegra}\n").unwrap();
+    let path = path.to_str().unwrap();
+    let tegra = "invalid value \"tegra\": must be one of auto, nvml: Gantry finds devices by NVML alone; leave it out on machines with the driver, and keep NVIDIA's programs on others";
+    let file = ("CONFIG_FILE", path);
+    assert_eq!(
+        refused(&[], &[file]),
+        format!("error: configuration file {path}: flags.deviceDiscoveryStrategy (line 2): {tegra}\n{hint}")
+    );
+    let variable = ("DEVICE_DISCOVERY_STRATEGY", "nvml");
+    let past = refused(&["--config-file", path], &[variable]);
+    assert!(past.starts_with("error: no cluster to work for"), "the variable counts more: {past}");
+    assert_eq!(
+        refused(&["--device-discovery-strategy", "tegra"], &[file, variable]),
+        format!("error: configuration file {path}: flag --device-discovery-strategy: {tegra}\n{hint}"),
+        "and the flag the most"
+    );
+}
+
+#[test]
+fn the_help_has_nvidias_settings_in_a_group_of_their_own() {
+    let output = gantry(&["agent", "--help"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (own, nvidias) = text.split_once("Settings of NVIDIA's device plugin and feature discovery").unwrap();
+    assert!(own.contains("--node-name") && !own.contains("--mig-strategy"), "{text}");
+    for part in [
+        "--mig-strategy <WORD>",
+        "none, single, mixed [default: none]",
+        "[env: GFD_MIG_STRATEGY, MIG_STRATEGY]",
+        "[file: flags.migStrategy]",
+        "--nvidia-driver-root",
+    ] {
+        assert!(nvidias.contains(part), "{part}: {text}");
+    }
+}
+
 const KUBECONFIG: &str = "\
 apiVersion: v1
 kind: Config
@@ -131,6 +183,25 @@ async fn an_agent_without_a_driver_waits_and_says_so() {
     let waits =
         lines.iter().filter(|line| line["fields"]["message"] == "the GPUs cannot be asked yet; trying again");
     assert_eq!(waits.count(), 1, "{log}");
+}
+
+#[test]
+fn an_agent_ends_without_a_driver_where_that_is_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, KUBECONFIG).unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let mut command =
+        gantry(&["agent", "--node-name", "n", "--listen", "127.0.0.1:0", "--fail-on-init-error"]);
+    command.args(["--kubeconfig", &path("kubeconfig"), "--driver-root", &path("driver")]);
+    let output = command.args(["--state-dir", &path("state"), "--cdi-dir", &path("cdi")]).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("error: the GPUs cannot be asked, and fail-on-init-error is set: "), "{text}");
+    assert!(
+        text.ends_with("hint: install the driver, or wait for it with --fail-on-init-error=false\n"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
