@@ -32,8 +32,8 @@ use crate::socket;
 use crate::state::State;
 use crate::watch::FolderEvents;
 use crate::{
-    ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, Identity, IdentityMode, LabelSink,
-    cdi, identity, nri, podresources, pods, sink,
+    ConfigSource, DeviceRoots, Error, FeatureOptions, FolderWatch, Handle, Identity, IdentityMode, cdi,
+    identity, nri, podresources, pods, sink,
 };
 
 /// How long what has changed of the driver may go on changing before it is looked at: an installer writes many files.
@@ -47,7 +47,7 @@ pub(crate) const RETRY: (Duration, Duration) = (Duration::from_millis(100), Dura
 
 /// How long a node that never had a configuration waits for its label, where a folder of configurations is given: nothing is offered before,
 /// so that a node with shares does not offer whole GPUs first.
-const LABEL_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const LABEL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often configurations are looked at where they cannot be watched, or could not be used.
 const CONFIG_POLL: Duration = Duration::from_secs(5);
@@ -208,13 +208,14 @@ impl Agent {
             Kubelet { pod_resources: options.pod_resources.clone(), pods: options.kubelet_pods.clone() };
         let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice, kubelet));
         shared.publish(&shared.state());
-        *shared.cdi() = cdi.known.clone();
+        *shared.cdi() = cdi::Known { since: Some(options.clock.now()), ..cdi.known.clone() };
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
         *shared.verdicts() = verdicts;
         let monitor = Mutex::new(monitor);
         let configured = loaded.is_some();
+        shared.configured.send_replace(configured);
         let warned = BTreeSet::new();
         let mut agent = Self {
             options,
@@ -251,20 +252,19 @@ impl Agent {
             let _ = sender.send(event.clone());
         }));
         // Whatever happened between the inventory in `new` and the subscription.
-        let mut reading = Reading::new(Arc::clone(&self.options.backend), self.options.features.interval);
+        let mut reading = Reading::new(Arc::clone(&self.options.backend), self.interval());
         reading.start();
         // Ends the reporter with this future, whether it is cancelled or dropped.
         let reporting = cancel.child_token();
         let _end = reporting.clone().drop_guard();
-        let features = self.options.features.clone();
-        let timestamp = features.timestamp.then_some(self.started);
-        match (self.options.client.clone(), &features.sink) {
-            (Some(client), _) => {
+        let (features, started) = (self.options.features.clone(), self.started);
+        match self.options.client.clone() {
+            Some(client) => {
                 let reporter = Reporter {
                     client,
                     shared: Arc::clone(&self.shared),
                     features,
-                    timestamp,
+                    started,
                     resource: self.options.resource.clone(),
                     adopt: self.adopt,
                     returned: self.returned.clone(),
@@ -273,13 +273,12 @@ impl Agent {
                 };
                 tokio::spawn(reporter.run(reporting.clone()));
             }
-            (None, LabelSink::File(path)) => {
-                let (shared, path) = (Arc::clone(&self.shared), path.clone());
+            None => {
+                let shared = Arc::clone(&self.shared);
                 tokio::spawn(reporting.clone().run_until_cancelled_owned(async move {
-                    sink::keep_file(&shared, &features, timestamp, &path).await;
+                    sink::keep(&shared, &features, started).await;
                 }));
             }
-            (None, _) => {}
         }
         self.follow(&reporting);
         let mut decided = self.shared.decided.subscribe();
@@ -337,6 +336,7 @@ impl Agent {
                 Event::Config => {
                     let label = label.borrow_and_update().clone();
                     self.reload(&label);
+                    reading.every(self.interval());
                 }
                 Event::Patience => {
                     patience = None;
@@ -345,6 +345,7 @@ impl Agent {
                             "The API server does not tell the node's labels: going on without".to_owned(),
                         );
                         self.reload(&Label::Known(None));
+                        reading.every(self.interval());
                     }
                 }
             }
@@ -352,6 +353,11 @@ impl Agent {
         drop(subscription);
         links.end(&self.options.kubelet_dir);
         self.log("Stopped".to_owned());
+    }
+
+    /// How often the GPUs are read without being told of a change.
+    fn interval(&self) -> Option<Duration> {
+        self.options.features.under(self.shared.state().config()).interval
     }
 
     /// Starts what follows runtime, kubelet and API server beside the agent's own loop.
@@ -450,9 +456,13 @@ impl Agent {
             return self.config_fault(Some(format!("{}: {misfit}", loaded.name)));
         }
         self.configured = true;
+        shared.configured.send_replace(true);
         self.held |= !self.cdi.ready;
         if self.cdi.ready {
             shared.publish(&state);
+        } else {
+            // Labels do not wait for devices.
+            shared.revision.send_modify(|count| *count += 1);
         }
         drop(state);
         self.log(format!("Using {}", loaded.name));
@@ -490,7 +500,12 @@ impl Agent {
             let name = setting.path.unwrap_or(setting.flag);
             format!("{name}: is read when the agent starts; delete the agent's pod on this node to use the new value")
         });
-        let lines: Vec<String> = config.notices.iter().map(ToString::to_string).chain(later).collect();
+        let machine = self.options.features.under(config).machine_type_file;
+        let unread = machine.and_then(|path| sink::machine_type(&path).err());
+        let unread =
+            unread.map(|error| format!("could not {error}; the label nvidia.com/gpu.machine says unknown"));
+        let notices = config.notices.iter().map(ToString::to_string);
+        let lines: Vec<String> = notices.chain(later).chain(unread).collect();
         for line in lines {
             if self.warned.insert(line.clone()) {
                 tracing::warn!(node = self.options.node_name, "{line}");
@@ -518,9 +533,11 @@ impl Agent {
             (_, Outcome::Sick) => {
                 if let Some(inventory) = inventory {
                     let shared = Arc::clone(&self.shared);
-                    let mut state = shared.state();
-                    if self.apply(&mut state, inventory) {
-                        self.write_cdi(state.gpus());
+                    let gpus = shared.state().cards(&inventory);
+                    if gpus != shared.state().gpus() {
+                        self.write_cdi(&gpus);
+                        let mut state = shared.state();
+                        self.apply(&mut state, inventory);
                         shared.publish(&state);
                     }
                 }
@@ -576,8 +593,8 @@ impl Agent {
     /// replaced says so too. The CDI files come before what is offered: what is offered can be had.
     fn refresh(&mut self, mut look: Look, reading: &mut Reading) {
         let shared = Arc::clone(&self.shared);
-        let mut state = shared.state();
-        if look.is_empty() && !state.gpus().is_empty() && !reading.absent {
+        let had_any = !shared.state().gpus().is_empty();
+        if look.is_empty() && had_any && !reading.absent {
             self.log("The driver lists no GPU any more; looking again before that is believed".to_owned());
             reading.absent = true;
             reading.start_in(ABSENCE);
@@ -588,10 +605,13 @@ impl Agent {
             self.shared.revision.send_modify(|count| *count += 1);
         }
         self.driver.clone_from(&shared.facts().driver);
-        let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
         self.monitor().look(self.options.clock.now(), &mut look);
+        // Without the lock: a disk may take its time, and containers are created meanwhile. Only this loop changes the cards.
+        let gpus = shared.state().cards(&look.inventory);
+        self.write_cdi(&gpus);
+        let mut state = shared.state();
+        let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
         self.held |= self.apply(&mut state, look.inventory);
-        self.write_cdi(state.gpus());
         if self.held && self.cdi.ready {
             self.held = false;
             shared.publish(&state);
@@ -610,7 +630,18 @@ impl Agent {
         for line in self.cdi.update(&self.driver, gpus) {
             self.log(line);
         }
-        *self.shared.cdi() = self.cdi.known.clone();
+        let mut new = self.cdi.known.clone();
+        let news = {
+            let mut known = self.shared.cdi();
+            let same = known.error.is_some() == new.error.is_some();
+            new.since = known.since.filter(|_| same).or_else(|| Some(self.options.clock.now()));
+            let news = known.error != new.error;
+            *known = new;
+            news
+        };
+        if news {
+            self.shared.revision.send_modify(|count| *count += 1);
+        }
     }
 }
 
@@ -671,6 +702,14 @@ impl Reading {
     /// Has the GPUs read as they are from now on.
     fn start(&mut self) {
         self.due = Some(Instant::now());
+    }
+
+    /// Has the GPUs read so often from now on.
+    fn every(&mut self, interval: Option<Duration>) {
+        if self.interval != interval {
+            self.interval = interval;
+            interval.into_iter().for_each(|wait| self.start_in(wait));
+        }
     }
 
     /// Has the GPUs read after a while, or earlier where that is due.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use gantry_driver::{
 };
 use gantry_gpu::DriverInfo;
 use gantry_model::{Gpu, GpuId};
+use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
 use crate::FolderWatch;
@@ -182,7 +184,65 @@ pub(crate) struct Known {
     /// The machine as it was described last.
     pub(crate) machine: Option<Arc<Machine>>,
     /// Why it cannot be described or written now.
-    pub(crate) error: Option<String>,
+    pub(crate) error: Option<Trouble>,
+    /// Since when that is so, or is not; `None` before the first attempt.
+    pub(crate) since: Option<Timestamp>,
+}
+
+/// Why the files are not up to date.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trouble {
+    /// In one word.
+    pub(crate) reason: &'static str,
+    pub(crate) text: String,
+    /// What to do, where the text does not say it.
+    hint: Option<String>,
+    /// Whether files describe every device nevertheless.
+    ready: bool,
+}
+
+impl Trouble {
+    fn new(error: &gantry_driver::Error, folder: &Path, ready: bool) -> Self {
+        let text = error.to_string();
+        match error {
+            gantry_driver::Error::Cdi(gantry_cdi::Error::Io { source, .. }) => {
+                let hint = Some(hint(source.kind(), &folder.display().to_string()));
+                Self { reason: "CannotWrite", text, hint, ready }
+            }
+            _ => Self { reason: "CannotDescribe", text, hint: None, ready },
+        }
+    }
+
+    /// What happened, what follows from it, and what to do.
+    pub(crate) fn message(&self) -> String {
+        let follows = if self.ready {
+            "devices stay in service as they were described before"
+        } else {
+            "changes are held back until every device is described"
+        };
+        format!("the CDI files could not be brought up to date: {}; {follows}{}", self.text, self.to_do())
+    }
+
+    fn to_do(&self) -> String {
+        self.hint.as_ref().map(|hint| format!("; to do: {hint}")).unwrap_or_default()
+    }
+}
+
+fn hint(kind: ErrorKind, folder: &str) -> String {
+    match kind {
+        ErrorKind::ReadOnlyFilesystem => format!(
+            "mount {folder} into the agent's pod writable; where it is, dmesg on the node tells why its disk has become read-only"
+        ),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            format!("free space or inodes on the node: df -h {folder}; df -i {folder}")
+        }
+        ErrorKind::PermissionDenied => {
+            format!("let the agent write there, as root and by the node's security module: ls -ldZ {folder}")
+        }
+        _ => format!(
+            "ls -la {folder} on the node; gantry agent --cdi-dir names another folder, from which the container runtime has to read, too"
+        ),
+    }
 }
 
 /// Keeps the files.
@@ -275,20 +335,22 @@ impl Keeper {
                 self.told = notes;
             }
             Err(error) => {
-                let text = error.to_string();
                 if matches!(error, gantry_driver::Error::NoDriver { .. }) {
                     // What they point to is gone.
                     self.known.machine = None;
                     lines.extend(remove(&self.folder).err().map(|error| error.to_string()));
                 }
                 self.ready = cover(&self.folder, gpus);
-                if self.known.error.as_ref() != Some(&text) {
+                let trouble = Trouble::new(&error, &self.folder, self.ready);
+                if self.known.error.as_ref() != Some(&trouble) {
                     let rest = if self.ready { "; those that are there stay in use" } else { "" };
+                    let hint = trouble.to_do();
                     lines.push(format!(
-                        "Could not bring the CDI files up to date: {text}{rest}; trying again"
+                        "Could not bring the CDI files up to date: {}{rest}{hint}; trying again",
+                        trouble.text
                     ));
                 }
-                self.known.error = Some(text);
+                self.known.error = Some(trouble);
                 self.retry = Some(Instant::now() + self.delay);
                 self.delay = (self.delay * 2).min(RETRY.1);
             }

@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) nri: watch::Sender<Nri>,
     /// Whether it is known who decides. Nothing is offered before.
     pub(crate) decided: watch::Sender<bool>,
+    /// Whether there is a configuration to go by.
+    pub(crate) configured: watch::Sender<bool>,
     /// Told of each allocation.
     pub(crate) allocated: Notify,
     /// The pods of the node, where there is an API server.
@@ -121,6 +123,7 @@ impl Shared {
             choice,
             nri: watch::Sender::new(nri),
             decided: watch::Sender::new(choice.decided),
+            configured: watch::Sender::new(false),
             allocated: Notify::new(),
             pods: Arc::default(),
             kubelet,
@@ -311,7 +314,7 @@ impl Handle {
 
     /// Why the CDI files cannot be brought up to date now; it is being tried again.
     pub fn cdi_error(&self) -> Option<String> {
-        self.0.cdi().error.clone()
+        self.0.cdi().error.as_ref().map(|trouble| trouble.text.clone())
     }
 
     /// Which container has which GPUs.

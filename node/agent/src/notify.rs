@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use gantry_api::CDI_FILES_CURRENT;
 use gantry_kit::{fnv1a_64, stamp};
 use gantry_model::{Advice, Gpu, Health, PodKey};
 use jiff::Timestamp;
@@ -11,6 +12,7 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
+use crate::cdi::Trouble;
 use crate::health::Verdict;
 use crate::report::{Failure, MANAGER, is_code};
 
@@ -30,6 +32,8 @@ pub(crate) struct News {
     pub(crate) verdicts: Vec<Verdict>,
     /// The pods with devices, by container.
     pub(crate) owners: Vec<(PodKey, BTreeMap<String, Vec<String>>)>,
+    /// Why the CDI files are not up to date, and since when, if so.
+    pub(crate) cdi: Option<(Trouble, Timestamp)>,
 }
 
 /// What has been told.
@@ -38,6 +42,7 @@ pub(crate) struct Told {
     /// The condition, without its times.
     condition: Option<NodeCondition>,
     verdicts: Vec<Verdict>,
+    cdi: Option<(Trouble, Timestamp)>,
     tainted: Option<bool>,
 }
 
@@ -78,6 +83,10 @@ impl Notifier {
             self.send(&event).await?;
         }
         told.verdicts.clone_from(&news.verdicts);
+        if let Some(event) = cdi_event(&self.node, node_uid, told.cdi.as_ref(), news.cdi.as_ref(), now) {
+            self.send(&event).await?;
+        }
+        told.cdi.clone_from(&news.cdi);
         let none_fit = !news.gpus.is_empty() && news.gpus.iter().all(|gpu| !gpu.health.is_healthy());
         if self.taint && told.tainted != Some(none_fit) {
             self.write_taint(none_fit).await?;
@@ -229,6 +238,36 @@ fn events(node: &str, node_uid: &str, before: &[Verdict], news: &News, now: Time
     events
 }
 
+/// The Event for CDI files that cannot be written now, or can be again.
+fn cdi_event(
+    node: &str,
+    node_uid: &str,
+    before: Option<&(Trouble, Timestamp)>,
+    news: Option<&(Trouble, Timestamp)>,
+    now: Timestamp,
+) -> Option<Event> {
+    match (before, news) {
+        (before, Some((trouble, since))) if before.map(|(known, _)| known) != Some(trouble) => {
+            let message = trouble.message();
+            let key = format!("cdi{since}{message}");
+            Some(on_node(node, node_uid, "Warning", "CdiFilesNotCurrent", message, &key, now))
+        }
+        (Some((_, since)), None) => {
+            let message = "the CDI files describe the driver and every device again".to_owned();
+            Some(on_node(
+                node,
+                node_uid,
+                "Normal",
+                CDI_FILES_CURRENT,
+                message,
+                &format!("cdi{since}back"),
+                now,
+            ))
+        }
+        _ => None,
+    }
+}
+
 fn describe(gpus: &[Gpu], id: &str) -> String {
     for gpu in gpus {
         if gpu.id.as_str() == id {
@@ -316,7 +355,7 @@ mod tests {
         let gpus = SimGpus::new(Profile::named("t4").unwrap(), 2, "n", 1).unwrap().inventory().unwrap().gpus;
         let pod = PodKey { namespace: "team".into(), name: "train".into(), uid: "u".into() };
         let owners = vec![(pod, BTreeMap::from([("main".to_owned(), vec![gpus[1].id.to_string()])]))];
-        News { gpus, verdicts: Vec::new(), owners }
+        News { gpus, verdicts: Vec::new(), owners, cdi: None }
     }
 
     fn fail(news: &mut News, index: usize, message: &str) {

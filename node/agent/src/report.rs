@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantry_api::{ASSIGNMENT_ANNOTATION, GpuNode, GpuNodeStatus};
-use gantry_kit::{CancellationToken, SharedClock};
+use gantry_api::{ASSIGNMENT_ANNOTATION, CDI_FILES_CURRENT, GpuNode, GpuNodeStatus, StatusCondition};
+use gantry_kit::{CancellationToken, SharedClock, stamp};
 use gantry_model::PodKey;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -13,14 +13,16 @@ use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use crate::FeatureOptions;
+use crate::agent::LABEL_PATIENCE;
+use crate::cdi::Trouble;
 use crate::handle::Shared;
 use crate::health::Verdict;
 use crate::labels::{LabelInput, Offer, feature_labels};
 use crate::notify::{News, Notifier, Told};
 use crate::pods::{has_ended, on_node, uids};
-use crate::sink::LabelWriter;
+use crate::sink::{LabelWriter, machine_type};
 use crate::state::Held;
+use crate::{FeatureOptions, LabelSink};
 
 /// The name under which the API server records what the agent writes.
 pub(crate) const MANAGER: &str = "gantry-agent";
@@ -47,8 +49,8 @@ pub(crate) struct Reporter {
     pub(crate) client: kube::Client,
     pub(crate) shared: Arc<Shared>,
     pub(crate) features: FeatureOptions,
-    /// What the label with the time says.
-    pub(crate) timestamp: Option<i64>,
+    /// When feature discovery started, in seconds since 1970.
+    pub(crate) started: i64,
     pub(crate) resource: String,
     /// Whether running pods have to tell who owns what, because no checkpoint did.
     pub(crate) adopt: bool,
@@ -62,7 +64,7 @@ pub(crate) struct Reporter {
 /// What stands in the cluster, as far as we wrote it.
 #[derive(Debug, Default)]
 struct Written {
-    labels: Option<BTreeMap<String, String>>,
+    labels: Option<(BTreeMap<String, String>, LabelSink)>,
     status: Option<GpuNodeStatus>,
     node_uid: String,
     /// Whether the owners of GPUs were compared with the pods.
@@ -108,13 +110,16 @@ impl Reporter {
     }
 
     async fn report(&self) {
+        // The configuration says where labels go. One that is broken, or never comes, keeps nothing back for long.
+        let mut configured = self.shared.configured.subscribe();
+        let _ = timeout(LABEL_PATIENCE, configured.wait_for(|configured| *configured)).await;
         let mut revision = self.shared.revision.subscribe();
         let mut devices = self.shared.devices.subscribe();
         let mut untold = self.shared.untold.subscribe();
         let mut written = Written { told: Told::new(self.returned.clone()), ..Written::default() };
         let node = Arc::clone(&self.shared.state().node);
         let shared = Arc::clone(&self.shared);
-        let mut writer = LabelWriter::new(self.client.clone(), shared, node, self.features.sink.clone());
+        let mut writer = LabelWriter::new(self.client.clone(), shared, node);
         let mut delay = RETRY.0;
         let mut told = String::new();
         loop {
@@ -149,13 +154,14 @@ impl Reporter {
                 Err(_) => {
                     written.status = None;
                     written.told.again();
-                    if !self.features.oneshot {
+                    if !self.features().oneshot {
                         written.labels = None;
                     }
                 }
             }
-            let health = |status: &GpuNodeStatus| status.gpus.clone();
-            if written.status.as_ref().map(health) == Some(self.status().gpus) {
+            let now = self.status();
+            let urgent = |known: &GpuNodeStatus| known.gpus != now.gpus || known.conditions != now.conditions;
+            if written.status.as_ref().is_some_and(|known| !urgent(known)) {
                 tokio::select! {
                     // A sender that is gone is noticed above.
                     _ = devices.changed() => {}
@@ -164,6 +170,11 @@ impl Reporter {
                 }
             }
         }
+    }
+
+    /// What is done about labels now.
+    fn features(&self) -> FeatureOptions {
+        self.features.under(self.shared.state().config())
     }
 
     fn status(&self) -> GpuNodeStatus {
@@ -176,13 +187,33 @@ impl Reporter {
         status.mode = state.mode;
         status.allocatable = BTreeMap::from([(self.resource.clone(), status.healthy_gpu_count.into())]);
         status.in_use = state.in_use();
+        status.conditions = self.conditions();
         status
+    }
+
+    fn conditions(&self) -> Vec<StatusCondition> {
+        let cdi = self.shared.cdi();
+        let condition = cdi.since.map(|since| StatusCondition {
+            type_: CDI_FILES_CURRENT.to_owned(),
+            status: if cdi.error.is_none() { "True" } else { "False" }.to_owned(),
+            reason: cdi.error.as_ref().map_or("Written", |trouble| trouble.reason).to_owned(),
+            message: cdi.error.as_ref().map_or_else(
+                || "the CDI files describe the driver and every device".to_owned(),
+                Trouble::message,
+            ),
+            last_transition_time: stamp(since),
+        });
+        condition.into_iter().collect()
     }
 
     async fn write(&self, written: &mut Written, writer: &mut LabelWriter) -> Result<(), Failure> {
         timeout(REQUEST_TIMEOUT, async {
-            // First, for nodes are chosen by them.
-            self.write_labels(written, writer).await?;
+            // First, for nodes are chosen by them. A file that cannot be written keeps nothing else back.
+            let labelled = self.write_labels(written, writer).await;
+            written.node_uid.clone_from(&writer.node_uid);
+            if written.node_uid.is_empty() {
+                return labelled;
+            }
             if !written.owners {
                 self.reconcile_owners().await?;
                 written.owners = true;
@@ -190,7 +221,8 @@ impl Reporter {
             self.write_gpu_node(written).await?;
             let news = self.news();
             let (uid, now) = (written.node_uid.clone(), self.clock.now());
-            self.notifier().write(&mut written.told, &news, &uid, now).await
+            self.notifier().write(&mut written.told, &news, &uid, now).await?;
+            labelled
         })
         .await
         .unwrap_or(Err(Failure::Timeout))
@@ -258,17 +290,22 @@ impl Reporter {
             gpus: state.gpus().to_vec(),
             verdicts: self.shared.verdicts().clone(),
             owners: owners.collect(),
+            cdi: {
+                let cdi = self.shared.cdi();
+                cdi.error.clone().zip(cdi.since)
+            },
         }
     }
 
     async fn write_labels(&self, written: &mut Written, writer: &mut LabelWriter) -> Result<(), Failure> {
-        if self.features.oneshot && written.labels.is_some() {
+        let features = self.features();
+        if features.oneshot && written.labels.is_some() {
             return Ok(());
         }
-        let labels = labels(&self.shared, self.timestamp);
-        if written.labels.as_ref() != Some(&labels) {
-            written.node_uid = writer.write(&labels).await?;
-            written.labels = Some(labels);
+        let new = (labels(&self.shared, &features, self.started), features.sink.clone());
+        if written.labels.as_ref() != Some(&new) {
+            writer.write(&new.0, &features).await?;
+            written.labels = Some(new);
         }
         Ok(())
     }
@@ -281,7 +318,7 @@ impl Reporter {
         let name = Arc::clone(&self.shared.state().node);
         let mut value = serde_json::to_value(&status).unwrap_or_default();
         // A merge patch leaves what it does not name: lists that have become empty must be named.
-        for list in ["links", "inUse"] {
+        for list in ["links", "inUse", "conditions"] {
             if value.get(list).is_none() {
                 value[list] = json!([]);
             }
@@ -317,17 +354,22 @@ impl Reporter {
 }
 
 /// The labels of the node as it is known now.
-pub(crate) fn labels(shared: &Shared, timestamp: Option<i64>) -> BTreeMap<String, String> {
+pub(crate) fn labels(shared: &Shared, features: &FeatureOptions, started: i64) -> BTreeMap<String, String> {
+    // One that cannot be read is unknown; the agent has said so when the configuration came into force.
+    let machine = features.machine_type_file.as_deref().map(|path| machine_type(path).unwrap_or_default());
     let state = shared.state();
     let facts = shared.facts();
     feature_labels(&LabelInput {
         gpus: state.gpus(),
         topology: state.topology(),
         driver: &facts.driver,
-        machine: facts.machine.as_deref(),
+        machine: match &machine {
+            Some(name) => Some(name.as_str()).filter(|name| !name.is_empty()),
+            None => facts.machine.as_deref(),
+        },
         details: &facts.details,
         vgpu: facts.vgpu.as_ref(),
-        timestamp,
+        timestamp: features.timestamp.then_some(started),
         offer: &Offer::from(&**state.config()),
     })
 }

@@ -2,14 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gantry_nvidia_config::{Config, Gfd};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference};
 use kube::Client;
-use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::handle::Shared;
@@ -31,7 +33,7 @@ const RETRY: Duration = Duration::from_secs(10);
 
 type Labels = BTreeMap<String, String>;
 
-/// What is configured about labels.
+/// What is done about labels where the node's configuration, in the format of NVIDIA's programs, says nothing else.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureOptions {
     /// Whether a label tells when feature discovery started.
@@ -42,6 +44,10 @@ pub struct FeatureOptions {
     pub oneshot: bool,
     /// How often the GPUs are read anew without being told of a change; `None` for never.
     pub interval: Option<Duration>,
+    /// Where the machine's name is read; `None` where the GPUs' backend tells it.
+    pub machine_type_file: Option<PathBuf>,
+    /// The agent's namespace, in which a `NodeFeature` is written.
+    pub namespace: String,
 }
 
 impl Default for FeatureOptions {
@@ -52,6 +58,34 @@ impl Default for FeatureOptions {
             sink: LabelSink::Node,
             oneshot: false,
             interval: Some(Duration::from_mins(1)),
+            machine_type_file: None,
+            namespace: "default".to_owned(),
+        }
+    }
+}
+
+impl FeatureOptions {
+    /// What holds under a configuration: what it sets counts more.
+    pub(crate) fn under(&self, config: &Config) -> Self {
+        let Gfd { oneshot, no_timestamp, sleep_interval, output_file, machine_type_file } = &config.gfd;
+        let file = || output_file.clone().map_or(LabelSink::Stdout, LabelSink::File);
+        let by_flag = config.is_set("use-node-feature-api").then_some(config.use_node_feature_api);
+        Self {
+            timestamp: if config.is_set("no-timestamp") { !no_timestamp } else { self.timestamp },
+            sink: match by_flag {
+                Some(true) => LabelSink::NodeFeature,
+                Some(false) => file(),
+                None if config.is_set("output-file") => file(),
+                None => self.sink.clone(),
+            },
+            oneshot: if config.is_set("oneshot") { *oneshot } else { self.oneshot },
+            interval: if config.is_set("sleep-interval") { *sleep_interval } else { self.interval },
+            machine_type_file: if config.is_set("machine-type-file") {
+                Some(machine_type_file.clone())
+            } else {
+                self.machine_type_file.clone()
+            },
+            namespace: self.namespace.clone(),
         }
     }
 }
@@ -64,14 +98,21 @@ pub enum LabelSink {
     Node,
     /// Into a `NodeFeature` of Node Feature Discovery, whose master writes them onto the node. A cluster without that kind gets
     /// them onto the node.
-    NodeFeature {
-        /// The agent's namespace.
-        namespace: String,
-        /// Who takes the object along when deleted: the agent's DaemonSet and its pod.
-        owners: Vec<OwnerReference>,
-    },
+    NodeFeature,
     /// Into a file, usually below `/etc/kubernetes/node-feature-discovery/features.d`: a line `key=value` for each.
     File(PathBuf),
+    /// To standard output, in the same form, whenever they have changed.
+    Stdout,
+}
+
+/// The machine's name as a file has it.
+pub(crate) fn machine_type(path: &Path) -> Result<String, crate::Error> {
+    let text = fs::read_to_string(path).map_err(|source| crate::Error::Io {
+        action: "read the machine's name from",
+        path: path.to_path_buf(),
+        source,
+    })?;
+    Ok(text.trim().to_owned())
 }
 
 /// Writes labels.
@@ -79,36 +120,67 @@ pub(crate) struct LabelWriter {
     pub(crate) client: Client,
     pub(crate) shared: Arc<Shared>,
     pub(crate) node: Arc<str>,
-    pub(crate) sink: LabelSink,
-    /// Foreign labels that the log told of.
+    /// The UID of the node's object, as soon as that was read.
+    pub(crate) node_uid: String,
+    /// Where they went last.
+    last: Option<LabelSink>,
+    /// What the log told.
     told: BTreeSet<String>,
 }
 
 impl LabelWriter {
-    pub(crate) fn new(client: Client, shared: Arc<Shared>, node: Arc<str>, sink: LabelSink) -> Self {
-        Self { client, shared, node, sink, told: BTreeSet::new() }
+    pub(crate) fn new(client: Client, shared: Arc<Shared>, node: Arc<str>) -> Self {
+        Self { client, shared, node, node_uid: String::new(), last: None, told: BTreeSet::new() }
     }
 
-    /// Writes these labels where they are not there yet. The node's UID.
-    pub(crate) async fn write(&mut self, labels: &Labels) -> Result<String, Failure> {
+    /// Writes these labels where they are not there yet.
+    pub(crate) async fn write(&mut self, labels: &Labels, features: &FeatureOptions) -> Result<(), Failure> {
         let is_nvidias = |key: &String| key.starts_with(NVIDIA_PREFIX);
         let nvidias: Labels = labels.clone().into_iter().filter(|(key, _)| is_nvidias(key)).collect();
-        let delegated = match &self.sink {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let metadata = nodes.get_metadata(&self.node).await?.metadata;
+        self.node_uid = metadata.uid.clone().unwrap_or_default();
+        let delegated = match &features.sink {
             LabelSink::Node => false,
             LabelSink::File(path) => {
                 write_file(path, &nvidias).map_err(Failure::File)?;
                 true
             }
-            LabelSink::NodeFeature { namespace, owners } => {
-                let served =
-                    write_node_feature(&self.client, namespace, owners, &self.node, &nvidias).await?;
-                if !served && self.told.insert(NODE_FEATURE.to_owned()) {
-                    self.shared.log.write(
-                        "The cluster does not know the kind NodeFeature: labels are written onto the node. \
-                         Install Node Feature Discovery, or switch useNodeFeatureAPI off",
+            LabelSink::Stdout => {
+                print(&nvidias);
+                true
+            }
+            LabelSink::NodeFeature => {
+                let owner = OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Node".to_owned(),
+                    name: self.node.to_string(),
+                    uid: self.node_uid.clone(),
+                    ..OwnerReference::default()
+                };
+                let namespace = &features.namespace;
+                let refusal =
+                    match write_node_feature(&self.client, namespace, &[owner], &self.node, &nvidias).await {
+                        Ok(true) => None,
+                        Ok(false) => {
+                            Some(("the cluster does not know that kind", "install Node Feature Discovery"))
+                        }
+                        Err(Failure::Request(error)) if is_code(&error, 403) => Some((
+                            "this account may not",
+                            "allow it get, create, update and delete of nodefeatures.nfd.k8s-sigs.io",
+                        )),
+                        Err(failure) => return Err(failure),
+                    };
+                if let Some((why, fix)) = refusal
+                    && self.told.insert(why.to_owned())
+                {
+                    let text = format!(
+                        "No NodeFeature can be written to {namespace}, because {why}: labels are written onto the node; {fix}, or leave useNodeFeatureAPI out"
                     );
+                    tracing::warn!(node = &*self.node, "{text}");
+                    self.shared.log.write(text);
                 }
-                served
+                refusal.is_none()
             }
         };
         let own = if delegated {
@@ -116,14 +188,40 @@ impl LabelWriter {
         } else {
             labels.clone()
         };
-        self.write_node(&own, if delegated { &nvidias } else { &own }).await
+        self.write_node(&metadata, &own, if delegated { &nvidias } else { &own }).await?;
+        // Where they went before they would stay as they are for ever. Afterwards, so that no label is missing in between.
+        if let Some(last) = self.last.as_ref().filter(|last| **last != features.sink) {
+            self.leave(last, &features.namespace).await?;
+        }
+        self.last = Some(features.sink.clone());
+        Ok(())
+    }
+
+    async fn leave(&self, sink: &LabelSink, namespace: &str) -> Result<(), Failure> {
+        match sink {
+            LabelSink::Node | LabelSink::Stdout => Ok(()),
+            LabelSink::File(path) => remove_file(path).map_err(Failure::File),
+            LabelSink::NodeFeature => {
+                let objects: Api<DynamicObject> =
+                    Api::namespaced_with(self.client.clone(), namespace, &node_feature());
+                let name = format!("{NODE_FEATURE}{}", self.node);
+                match objects.delete(&name, &DeleteParams::default()).await {
+                    Err(error) if !is_code(&error, 404) && !is_code(&error, 403) => Err(error.into()),
+                    _ => Ok(()),
+                }
+            }
+        }
     }
 
     /// Brings the node's labels to `desired`; those in `elsewhere` are another's from now on and stay as they are.
-    async fn write_node(&mut self, desired: &Labels, elsewhere: &Labels) -> Result<String, Failure> {
+    async fn write_node(
+        &mut self,
+        metadata: &ObjectMeta,
+        desired: &Labels,
+        elsewhere: &Labels,
+    ) -> Result<(), Failure> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let metadata = nodes.get_metadata(&self.node).await?.metadata;
-        let plan = Plan::new(&metadata, desired, elsewhere);
+        let plan = Plan::new(metadata, desired, elsewhere);
         for (key, owner) in plan.foreign {
             let value = metadata.labels.as_ref().and_then(|all| all.get(&key)).map_or("", String::as_str);
             let text = format!(
@@ -138,7 +236,7 @@ impl LabelWriter {
             let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
             nodes.patch_metadata(&self.node, &params, &Patch::Merge(patch)).await?;
         }
-        Ok(metadata.uid.unwrap_or_default())
+        Ok(())
     }
 }
 
@@ -212,6 +310,16 @@ fn managers<'a>(entries: &'a [ManagedFieldsEntry], key: &str) -> Vec<&'a str> {
     entries.iter().filter(owns).filter_map(|entry| entry.manager.as_deref()).collect()
 }
 
+fn node_feature() -> ApiResource {
+    ApiResource {
+        group: "nfd.k8s-sigs.io".to_owned(),
+        version: "v1alpha1".to_owned(),
+        api_version: "nfd.k8s-sigs.io/v1alpha1".to_owned(),
+        kind: "NodeFeature".to_owned(),
+        plural: "nodefeatures".to_owned(),
+    }
+}
+
 /// Writes labels into the node's `NodeFeature`, which is ours alone. `false` where the cluster does not know that kind.
 async fn write_node_feature(
     client: &Client,
@@ -220,13 +328,7 @@ async fn write_node_feature(
     node: &str,
     labels: &Labels,
 ) -> Result<bool, Failure> {
-    let kind = ApiResource {
-        group: "nfd.k8s-sigs.io".to_owned(),
-        version: "v1alpha1".to_owned(),
-        api_version: "nfd.k8s-sigs.io/v1alpha1".to_owned(),
-        kind: "NodeFeature".to_owned(),
-        plural: "nodefeatures".to_owned(),
-    };
+    let kind = node_feature();
     let objects: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
     let name = format!("{NODE_FEATURE}{node}");
     let spec = json!({ "features": { "flags": {}, "attributes": {}, "instances": {} }, "labels": labels });
@@ -257,25 +359,37 @@ async fn write_node_feature(
     Ok(true)
 }
 
-/// Keeps a file of labels up to date, without an API server.
-pub(crate) async fn keep_file(
-    shared: &Shared,
-    features: &FeatureOptions,
-    timestamp: Option<i64>,
-    path: &Path,
-) {
+/// Keeps labels up to date without an API server: in a file, or on standard output.
+pub(crate) async fn keep(shared: &Shared, features: &FeatureOptions, started: i64) {
     let mut revision = shared.revision.subscribe();
     let mut told = String::new();
+    let mut last: Option<(LabelSink, Labels)> = None;
     loop {
         revision.mark_unchanged();
-        let mut labels = labels(shared, timestamp);
+        let features = features.under(shared.state().config());
+        let mut labels = labels(shared, &features, started);
         labels.retain(|key, _| key.starts_with(NVIDIA_PREFIX));
-        let failure = write_file(path, &labels).err().map(|error| error.to_string()).unwrap_or_default();
+        let new = (features.sink.clone(), labels);
+        let written = match &new.0 {
+            LabelSink::File(path) => write_file(path, &new.1),
+            LabelSink::Stdout if last.as_ref() != Some(&new) => {
+                print(&new.1);
+                Ok(())
+            }
+            LabelSink::Stdout | LabelSink::Node | LabelSink::NodeFeature => Ok(()),
+        };
+        let left = match &last {
+            Some((LabelSink::File(path), _)) if LabelSink::File(path.clone()) != new.0 => remove_file(path),
+            _ => Ok(()),
+        };
+        let failure = written.and(left).err().map(|error| error.to_string()).unwrap_or_default();
         if failure != told && !failure.is_empty() {
             shared.log.write(format!("Could not write labels: {failure}"));
         }
         told = failure;
-        if told.is_empty() && features.oneshot {
+        let done = told.is_empty() && matches!(new.0, LabelSink::File(_) | LabelSink::Stdout);
+        last = Some(new);
+        if done && features.oneshot {
             return;
         }
         let wait = if told.is_empty() { RESYNC } else { RETRY };
@@ -283,6 +397,21 @@ pub(crate) async fn keep_file(
             // The agent is gone.
             return;
         }
+    }
+}
+
+/// Standard output is for data; nobody reading it is no failure.
+fn print(labels: &Labels) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(lines(labels).as_bytes()).and_then(|()| out.flush());
+}
+
+fn remove_file(path: &Path) -> Result<(), crate::Error> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(crate::Error::Io { action: "remove", path: path.to_path_buf(), source })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -325,6 +454,36 @@ mod tests {
         }
         metadata["annotations"] = json!({ LABELS_ANNOTATION: note });
         Some(json!({ "metadata": metadata }))
+    }
+
+    #[test]
+    fn what_a_configuration_sets_counts_more_and_nothing_else_is_touched() {
+        let under = |flags: &str| {
+            let text = format!("version: v1\nflags: {flags}");
+            let config = Config::load(&Labels::new(), &Labels::new(), Some(&text)).unwrap();
+            FeatureOptions { interval: None, ..FeatureOptions::default() }.under(&config)
+        };
+        let plain = FeatureOptions { interval: None, ..FeatureOptions::default() };
+        assert_eq!(under("{}"), plain, "NVIDIA's defaults are not ours");
+        let all = "{gfd: {oneshot: true, noTimestamp: true, sleepInterval: 5s, machineTypeFile: /m}}";
+        let set = FeatureOptions {
+            oneshot: true,
+            timestamp: false,
+            interval: Some(Duration::from_secs(5)),
+            machine_type_file: Some("/m".into()),
+            ..plain
+        };
+        assert_eq!(under(all), set);
+        let usual = "/etc/kubernetes/node-feature-discovery/features.d/gfd";
+        for (flags, sink) in [
+            ("{useNodeFeatureAPI: true, gfd: {outputFile: /f}}", LabelSink::NodeFeature),
+            ("{useNodeFeatureAPI: false}", LabelSink::File(usual.into())),
+            ("{useNodeFeatureAPI: false, gfd: {outputFile: /f}}", LabelSink::File("/f".into())),
+            ("{gfd: {outputFile: /f}}", LabelSink::File("/f".into())),
+            ("{gfd: {outputFile: \"\"}}", LabelSink::Stdout),
+        ] {
+            assert_eq!(under(flags).sink, sink, "{flags}");
+        }
     }
 
     #[test]

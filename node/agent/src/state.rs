@@ -174,10 +174,8 @@ impl State {
         Ok(())
     }
 
-    /// Takes over what the driver says. A card that does not answer keeps its place, unhealthy, with what was
-    /// known of it; a card that is new takes the place of the one that had its index.
-    pub(crate) fn refresh(&mut self, inventory: Inventory) {
-        let order: Vec<Option<GpuId>> = self.slots().map(Option::<&GpuId>::cloned).collect();
+    /// The cards after [`Self::refresh`].
+    pub(crate) fn cards(&self, inventory: &Inventory) -> Vec<Gpu> {
         let lost = inventory.failed.iter().map(|failed| {
             let known = self.gpus.iter().find(|gpu| match &failed.id {
                 Some(id) => gpu.id == *id,
@@ -211,6 +209,14 @@ impl State {
                 gpu.health = Health::Healthy;
             }
         }
+        gpus
+    }
+
+    /// Takes over what the driver says. A card that does not answer keeps its place, unhealthy, with what was
+    /// known of it; a card that is new takes the place of the one that had its index.
+    pub(crate) fn refresh(&mut self, inventory: Inventory) {
+        let order: Vec<Option<GpuId>> = self.slots().map(Option::<&GpuId>::cloned).collect();
+        let gpus = self.cards(&inventory);
         let size = gpus.len();
         self.topology = if inventory.topology.len() == size {
             inventory.topology

@@ -97,7 +97,30 @@ pub struct GpuNodeStatus {
     /// Which container uses which GPUs, as seen on the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub in_use: Vec<ContainerGpus>,
+    /// What else is true of the node, each type once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<StatusCondition>,
 }
+
+/// Something that is true of a node or not, in the form of Kubernetes' conditions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusCondition {
+    /// What it is about, such as [`CDI_FILES_CURRENT`].
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `True` or `False`.
+    pub status: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, and what to do, for people.
+    pub message: String,
+    /// When the agent saw it change, in RFC 3339; when the agent started, where it has not changed since.
+    pub last_transition_time: String,
+}
+
+/// The condition that is `True` while the CDI files of a node describe its driver and its devices.
+pub const CDI_FILES_CURRENT: &str = "CdiFilesCurrent";
 
 /// Who decides which GPU a container gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -16,7 +16,8 @@ mod gpu_node;
 pub use assignment::{ASSIGNMENT_ANNOTATION, decode_assignment, encode_assignment};
 pub use crd::crds;
 pub use gpu_node::{
-    ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus, IdentityMode, LinkGroup,
+    CDI_FILES_CURRENT, ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus,
+    IdentityMode, LinkGroup, StatusCondition,
 };
 
 /// The group of Gantry's custom resources.

@@ -39,7 +39,7 @@ pub fn write(folder: &Path, name: &str, spec: &Spec) -> Result<PathBuf, Error> {
     fs::create_dir_all(folder).map_err(io("create", folder))?;
     // Not synchronised: the folder does not outlive a reboot, and whoever owns a file writes it again at its start.
     let written = fs::write(&temporary, &text)
-        .map_err(io("write", &temporary))
+        .map_err(io("write", &path))
         .and_then(|()| fs::rename(&temporary, &path).map_err(io("rename", &path)));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);

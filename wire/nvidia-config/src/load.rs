@@ -173,7 +173,15 @@ impl Values {
             Treatment::Unneeded(why) => Some((self.0.get(setting.flag)?.0.clone(), why)),
             _ => None,
         });
-        unneeded.map(|(at, why)| Notice { at, why }).collect()
+        let mut notices: Vec<Notice> = unneeded.map(|(at, why)| Notice { at, why }).collect();
+        if let Some((at, _)) = self.0.get("output-file")
+            && self.0.contains_key("use-node-feature-api")
+            && self.bool("use-node-feature-api").is_ok_and(|into_object| into_object)
+        {
+            let why = "labels go into a NodeFeature object, as useNodeFeatureAPI has it";
+            notices.push(Notice { at: at.clone(), why });
+        }
+        notices
     }
 
     fn bool(&self, flag: &'static str) -> Result<bool, Error> {

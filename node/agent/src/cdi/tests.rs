@@ -134,7 +134,7 @@ fn a_folder_that_cannot_be_written_is_told_once_and_files_that_are_there_do() {
     fs::remove_file(&other).unwrap();
     fs::create_dir(&other).unwrap();
     let lines = disk.update(&mut keeper, &gpus);
-    assert!(lines[0].ends_with("; those that are there stay in use; trying again"), "{lines:?}");
+    assert!(lines[0].contains("; those that are there stay in use; to do: ls -la "), "{lines:?}");
     assert!(keeper.ready);
     // With a device that no file describes it does not.
     let more = Disk::new("t4", 3).gpus();
@@ -220,4 +220,33 @@ fn a_daemon_that_comes_or_goes_is_noticed() {
     assert!(keeper.is_stale());
     disk.update(&mut keeper, &gpus);
     assert!(!mounted());
+}
+
+#[test]
+fn what_to_do_follows_from_what_the_system_says() {
+    let said = |code: i32, ready: bool| {
+        let source = std::io::Error::from_raw_os_error(code);
+        let error = gantry_cdi::Error::Io { action: "write", path: "/var/run/cdi/a.json".into(), source };
+        Trouble::new(&error.into(), Path::new("/var/run/cdi"), ready).message()
+    };
+    let start = "the CDI files could not be brought up to date: write /var/run/cdi/a.json: ";
+    let stay = "devices stay in service as they were described before; to do: ";
+    assert_eq!(
+        said(30, true),
+        format!(
+            "{start}Read-only file system (os error 30); {stay}mount /var/run/cdi into the agent's pod writable; where it is, dmesg on the node tells why its disk has become read-only"
+        )
+    );
+    assert_eq!(
+        said(28, true),
+        format!(
+            "{start}No space left on device (os error 28); {stay}free space or inodes on the node: df -h /var/run/cdi; df -i /var/run/cdi"
+        )
+    );
+    assert_eq!(
+        said(13, false),
+        format!(
+            "{start}Permission denied (os error 13); changes are held back until every device is described; to do: let the agent write there, as root and by the node's security module: ls -ldZ /var/run/cdi"
+        )
+    );
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gantry_agent::{FeatureOptions, LabelSink, Options};
+use gantry_agent::{ConfigSource, FeatureOptions, LabelSink, Options};
 use gantry_gpu::{
     DriverInfo, Error, EventSink, GpuBackend, GpuDetails, GpuSample, Inventory, SimGpus, Subscription,
 };
@@ -22,6 +22,8 @@ struct Driver {
     cards: Arc<SimGpus>,
     fails: AtomicBool,
     empty: AtomicBool,
+    /// How often it was asked.
+    looks: AtomicUsize,
 }
 
 impl GpuBackend for Driver {
@@ -30,6 +32,7 @@ impl GpuBackend for Driver {
     }
 
     fn inventory(&self) -> Result<Inventory, Error> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
         if self.fails.load(Ordering::Relaxed) {
             return Err(Error::Aborted);
         }
@@ -80,6 +83,7 @@ async fn labels_outlive_a_driver_that_is_away_and_go_when_the_cards_are_gone_for
         cards: node.gpus.clone(),
         fails: AtomicBool::new(false),
         empty: AtomicBool::new(false),
+        looks: AtomicUsize::new(0),
     });
     let agent = start(Options { backend: driver.clone(), ..options(&node, &cluster) });
     labelled(&cluster).await;
@@ -152,8 +156,8 @@ async fn labels_are_the_first_thing_that_is_written_and_oneshot_writes_them_once
 #[tokio::test(start_paused = true)]
 async fn node_feature_discovery_is_given_nvidias_labels_where_it_is_installed() {
     let (node, cluster) = (Node::new("t4", 1), cluster());
-    let sink = LabelSink::NodeFeature { namespace: "gantry".into(), owners: Vec::new() };
-    let features = FeatureOptions { sink, ..FeatureOptions::default() };
+    let sink = LabelSink::NodeFeature;
+    let features = FeatureOptions { sink, namespace: "gantry".into(), ..FeatureOptions::default() };
     let options = || Options { features: features.clone(), ..options(&node, &cluster) };
     let agent = start(options());
     assert_eq!(labelled(&cluster).await, "Tesla-T4", "without it, onto the node");
@@ -177,6 +181,96 @@ async fn node_feature_discovery_is_given_nvidias_labels_where_it_is_installed() 
         Some("pcie"),
         "not a label of NVIDIA's"
     );
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_that_cannot_go_where_they_should_keep_nothing_else_back() {
+    let (node, cluster) = (Node::new("t4", 1), cluster());
+    cluster.lock().unwrap().refuses_nfd = true;
+    configure(&node, "{useNodeFeatureAPI: true}");
+    let features = FeatureOptions { namespace: "gantry".into(), ..FeatureOptions::default() };
+    let agent = start(Options { config: configured(&node), features, ..options(&node, &cluster) });
+    assert_eq!(labelled(&cluster).await, "Tesla-T4", "onto the node");
+    let line = "No NodeFeature can be written to gantry, because this account may not: labels are written onto the node; allow it get, create, update and delete of nodefeatures.nfd.k8s-sigs.io, or leave useNodeFeatureAPI out";
+    assert!(agent.log().iter().any(|said| said == line), "{:?}", agent.log());
+    agent.stop().await;
+    cluster.lock().unwrap().gpu_node = None;
+    configure(&node, "{gfd: {outputFile: /dev/null/gfd}}");
+    let agent = start(Options { config: configured(&node), ..options(&node, &cluster) });
+    until(&cluster, Cluster::status).await;
+    agent.stop().await;
+}
+
+/// A configuration file, replaced as a whole.
+fn configure(node: &Node, flags: &str) {
+    let path = node.root.path().join("config.yaml");
+    std::fs::write(path.with_extension("new"), format!("version: v1\nflags: {flags}\n")).unwrap();
+    std::fs::rename(path.with_extension("new"), path).unwrap();
+}
+
+fn configured(node: &Node) -> ConfigSource {
+    ConfigSource { file: Some(node.root.path().join("config.yaml")), ..ConfigSource::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_configuration_says_where_labels_go_and_where_they_were_they_are_removed() {
+    let (node, cluster) = (Node::new("t4", 1), cluster());
+    cluster.lock().unwrap().has_nfd = true;
+    let labels = node.root.path().join("gfd");
+    configure(&node, "{useNodeFeatureAPI: true}");
+    let features = FeatureOptions { namespace: "gantry".into(), ..FeatureOptions::default() };
+    let agent = start(Options { config: configured(&node), features, ..options(&node, &cluster) });
+    let feature = until(&cluster, |c| c.node_feature.clone()).await;
+    let labels_of = |feature: &Value| feature["spec"]["labels"].as_object().unwrap().clone();
+    assert!(labels_of(&feature).contains_key("nvidia.com/gfd.timestamp"));
+    assert_eq!(feature["metadata"]["ownerReferences"][0]["uid"], "node-uid", "it goes with the node");
+    configure(&node, "{useNodeFeatureAPI: true, gfd: {noTimestamp: true}}");
+    until(&cluster, |c| {
+        let labels = labels_of(c.node_feature.as_ref()?);
+        (!labels.contains_key("nvidia.com/gfd.timestamp")).then_some(())
+    })
+    .await;
+    configure(&node, &format!("{{useNodeFeatureAPI: false, gfd: {{outputFile: {}}}}}", labels.display()));
+    until(&cluster, |c| c.node_feature.is_none().then_some(())).await;
+    let text = std::fs::read_to_string(&labels).unwrap();
+    assert!(text.lines().any(|line| line == "nvidia.com/gpu.product=Tesla-T4"), "{text}");
+    configure(&node, "{}");
+    assert_eq!(labelled(&cluster).await, "Tesla-T4");
+    while labels.exists() {
+        sleep(Duration::from_millis(50)).await;
+    }
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_configuration_says_how_often_gpus_are_read_and_where_the_machines_name_is() {
+    let (node, cluster) = (Node::new("t4", 1), cluster());
+    let driver = Arc::new(Driver {
+        cards: node.gpus.clone(),
+        fails: AtomicBool::new(false),
+        empty: AtomicBool::new(false),
+        looks: AtomicUsize::new(0),
+    });
+    let name = node.root.path().join("product_name");
+    std::fs::write(&name, "  My Box (9)\n").unwrap();
+    configure(&node, &format!("{{gfd: {{sleepInterval: infinite, machineTypeFile: {}}}}}", name.display()));
+    let config = configured(&node);
+    let agent = start(Options { backend: driver.clone(), config, ..options(&node, &cluster) });
+    assert_eq!(until(&cluster, |c| label(c, "nvidia.com/gpu.machine")).await, "My-Box-9");
+    let before = driver.looks.load(Ordering::Relaxed);
+    sleep(Duration::from_hours(1)).await;
+    assert_eq!(driver.looks.load(Ordering::Relaxed), before, "never");
+    configure(&node, "{gfd: {sleepInterval: 10s, machineTypeFile: /no/such/file}}");
+    assert_eq!(
+        until(&cluster, |c| label(c, "nvidia.com/gpu.machine").filter(|name| name != "My-Box-9")).await,
+        "unknown"
+    );
+    let line = "Configuration: could not read the machine's name from /no/such/file: No such file or directory (os error 2); the label nvidia.com/gpu.machine says unknown";
+    assert!(agent.log().iter().any(|said| said == line), "{:?}", agent.log());
+    let before = driver.looks.load(Ordering::Relaxed);
+    sleep(Duration::from_mins(10)).await;
+    assert!(driver.looks.load(Ordering::Relaxed) >= before + 50, "every ten seconds");
     agent.stop().await;
 }
 

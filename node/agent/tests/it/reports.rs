@@ -27,8 +27,10 @@ pub(crate) struct Cluster {
     has_crd: bool,
     pub(crate) events: Vec<Value>,
     pub(crate) has_nfd: bool,
+    /// Whether this account may not touch a `NodeFeature`.
+    pub(crate) refuses_nfd: bool,
     pub(crate) node_feature: Option<Value>,
-    gpu_node: Option<Value>,
+    pub(crate) gpu_node: Option<Value>,
     pods: Vec<Value>,
     /// Method and path of every request that changes something.
     pub(crate) writes: Vec<String>,
@@ -68,6 +70,9 @@ impl Cluster {
         };
         if self.fails {
             return status(StatusCode::INTERNAL_SERVER_ERROR);
+        }
+        if self.refuses_nfd && path.starts_with(NODE_FEATURES) {
+            return status(StatusCode::FORBIDDEN);
         }
         if method != "GET" {
             self.writes.push(format!("{method} {path}"));
@@ -114,6 +119,9 @@ impl Cluster {
             ("POST", NODE_FEATURES) if self.has_nfd => {
                 self.node_feature = Some(body.clone());
                 (StatusCode::CREATED, body.clone())
+            }
+            ("DELETE", NODE_FEATURE) if self.node_feature.is_some() => {
+                (StatusCode::OK, self.node_feature.take().unwrap())
             }
             ("PUT", NODE_FEATURE) => {
                 self.node_feature = Some(body.clone());
@@ -187,6 +195,44 @@ async fn labels_and_gpu_node_are_written_once_and_on_change_only() {
     let status = until(&cluster, |c| c.status().filter(|status| status.healthy_gpu_count == 4)).await;
     assert!(status.gpus[1].fault.is_none());
     assert_eq!(cluster.lock().unwrap().reports(), 6);
+    agent.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cdi_files_that_cannot_be_written_are_seen_in_the_cluster_and_nothing_else_stops() {
+    let (node, cluster) = (Node::new("t4", 2), cluster());
+    let agent = start(options(&node, &cluster));
+    let condition = |cluster: &Cluster| cluster.status()?.conditions.first().cloned();
+    let told = until(&cluster, condition).await;
+    assert_eq!((told.type_.as_str(), told.status.as_str()), ("CdiFilesCurrent", "True"));
+    // In the place of a file that is not the device plugin's own.
+    let file = node.root.path().join("cdi/nvidia.com-gpu.json");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir_all(file.join("in-the-way")).unwrap();
+    let told = until(&cluster, |c| condition(c).filter(|told| told.status == "False")).await;
+    let folder = node.root.path().join("cdi");
+    let folder = folder.display();
+    assert_eq!(told.reason, "CannotWrite");
+    assert_eq!(
+        told.message,
+        format!(
+            "the CDI files could not be brought up to date: rename {folder}/nvidia.com-gpu.json: Is a directory (os error 21); devices stay in service as they were described before; to do: ls -la {folder} on the node; gantry agent --cdi-dir names another folder, from which the container runtime has to read, too"
+        )
+    );
+    let event = until(&cluster, |c| c.events.first().cloned()).await;
+    assert_eq!(
+        (&event["reason"], &event["type"], &event["message"], &event["involvedObject"]["name"]),
+        (&json!("CdiFilesNotCurrent"), &json!("Warning"), &json!(told.message), &json!("node-1"))
+    );
+    // It goes on serving: a fault is still told, and so it is once however often writing is tried again.
+    node.gpus.fault(1, FaultKind::Xid(79)).unwrap();
+    until(&cluster, |c| c.status().filter(|status| status.healthy_gpu_count == 1)).await;
+    sleep(Duration::from_mins(5)).await;
+    let about = |c: &Cluster, reason: &str| c.events.iter().filter(|event| event["reason"] == reason).count();
+    assert_eq!(about(&cluster.lock().unwrap(), "CdiFilesNotCurrent"), 1);
+    std::fs::remove_dir_all(&file).unwrap();
+    until(&cluster, |c| condition(c).filter(|told| told.status == "True")).await;
+    until(&cluster, |c| (about(c, "CdiFilesCurrent") == 1).then_some(())).await;
     agent.stop().await;
 }
 

@@ -140,6 +140,11 @@ pub(super) fn root(values: &Value, release: &str, namespace: &str) -> anyhow::Re
     }))
 }
 
+/// Values that are null unless somebody says yes or no.
+#[cfg(test)]
+const SWITCHES: [&str; 4] =
+    [".privileged", ".failOnInitError", ".gfd.noTimestamp", ".nfd.enableNodeFeatureApi"];
+
 /// The JSON Schema of values, for `helm install` to check: the shape of the chart's own, and the words that a value may be.
 #[cfg(test)]
 pub(super) fn schema(values: &Value, path: &str) -> Value {
@@ -171,7 +176,7 @@ pub(super) fn schema(values: &Value, path: &str) -> Value {
             Some((_, words)) => json!({ "type": "string", "enum": words }),
             None => json!({ "type": "string" }),
         },
-        Value::Null if path == ".privileged" => json!({ "type": ["boolean", "null"] }),
+        Value::Null if SWITCHES.contains(&path) => json!({ "type": ["boolean", "null"] }),
         Value::Null => json!({ "type": ["string", "null"] }),
     }
 }

@@ -133,8 +133,8 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             "--node-name NAME, or NODE_NAME from the pod's spec.nodeName; kubectl get nodes lists the names",
         )
     })?;
-    let config = options.config()?;
-    options.config_at_start(&config)?;
+    let source = options.config()?;
+    options.config_at_start(&source)?;
     let client = super::client(connection).await?;
     let process = Process::start("agent", &options.process).await?;
     process.readiness.wait_for("kubelet", "not registered yet");
@@ -148,7 +148,9 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
             tracing::warn!(missing = missing.join(", "), hint, "this account may not do all of its work");
         }
     });
-    let Some((agent, handle)) = prepare(&process, &options, &config, &node_name, client).await? else {
+    let features = FeatureOptions { namespace: namespace(connection, &client), ..FeatureOptions::default() };
+    let Some((agent, handle)) = prepare(&process, &options, &source, &features, &node_name, client).await?
+    else {
         process.stop().await;
         return Ok(());
     };
@@ -167,11 +169,19 @@ pub(crate) async fn run(connection: &Connection, options: AgentOptions) -> anyho
     Ok(())
 }
 
+/// The namespace of this pod: as it was given, by NVIDIA's variables, or that of the service account.
+fn namespace(connection: &Connection, client: &kube::Client) -> String {
+    let variables = ["NAMESPACE", "POD_NAMESPACE"].into_iter().filter_map(|name| std::env::var(name).ok());
+    let mut named = connection.namespace.clone().into_iter().chain(variables);
+    named.find(|name| !name.is_empty()).unwrap_or_else(|| client.default_namespace().to_owned())
+}
+
 /// An agent with GPUs, as soon as the driver answers; none if told to stop before.
 async fn prepare(
     process: &Process,
     options: &AgentOptions,
     config: &ConfigSource,
+    features: &FeatureOptions,
     node_name: &str,
     client: kube::Client,
 ) -> anyhow::Result<Option<(Agent, Handle)>> {
@@ -213,7 +223,7 @@ async fn prepare(
                 client: Some(client.clone()),
                 clock: Arc::new(SystemClock),
                 watch: None,
-                features: FeatureOptions::default(),
+                features: features.clone(),
                 health: HealthOptions::default(),
             })
         });
@@ -260,10 +270,10 @@ fn roots(options: &AgentOptions, config: &Config) -> anyhow::Result<(Root, Optio
     let mounted = config.is_set("driver-root-ctr-path") || config.plugin.container_driver_root.is_dir();
     let here = if mounted { &config.plugin.container_driver_root } else { &config.driver_root };
     let driver = Root::mounted(&config.driver_root, here);
-    // A containerised driver mostly has its device files beside it, and always in the node's /dev.
+    // A containerised driver mostly has device files beside it, and always some in the node's /dev.
     let dev = if config.is_set("dev-root") {
         Root::new(&config.dev_root)
-    } else if driver.here(CONTROL_DEVICE).exists() {
+    } else if !driver.is_system() && driver.here(CONTROL_DEVICE).exists() {
         driver.clone()
     } else {
         Root::new("/")

@@ -160,8 +160,13 @@ fn granted(objects: &[Value]) -> BTreeSet<Right> {
 
 /// A cluster with our definitions and one part's accounts and roles; the part's name is its account's.
 async fn cluster(part: &str) -> (ApiServer, Account, BTreeSet<Right>) {
+    cluster_with(part, &[]).await
+}
+
+async fn cluster_with(part: &str, values: &[&str]) -> (ApiServer, Account, BTreeSet<Right>) {
     let server = server();
-    let manifests = objects(&["--only", &format!("crds,{part}")]);
+    let parts = format!("crds,{part}");
+    let manifests = objects(&[&["--only", &parts], values].concat());
     create(&server.client(), &manifests).await;
     let account = Account::new(&server, &format!("gantry-{part}"));
     (server, account, granted(&manifests))
@@ -193,15 +198,31 @@ async fn patch(client: &Client, path: &str, body: Value) {
     client.request::<Value>(request.body(body.to_string().into_bytes()).unwrap()).await.unwrap();
 }
 
+/// What Node Feature Discovery installs, as far as an agent writes it.
+fn node_feature_definition() -> Value {
+    let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "nodefeatures.nfd.k8s-sigs.io" },
+        "spec": {
+            "group": "nfd.k8s-sigs.io", "scope": "Namespaced",
+            "names": { "plural": "nodefeatures", "singular": "nodefeature", "kind": "NodeFeature" },
+            "versions": [{ "name": "v1alpha1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": schema } }],
+        },
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_may_do_what_it_does() {
-    let (server, account, granted) = cluster("agent").await;
+    let (server, account, granted) = cluster_with("agent", &["--config-map", "configs"]).await;
     let admin = server.client();
-    create(&admin, &[node("node-1")]).await;
+    create(&admin, &[node("node-1"), node_feature_definition()]).await;
     let folder = tempfile::tempdir().unwrap();
     let gpus = SimGpus::new(Profile::named("t4").unwrap(), 2, "node-1", 0).unwrap();
     std::fs::create_dir(folder.path().join("configs")).unwrap();
-    std::fs::write(folder.path().join("configs/usual"), "version: v1\n").unwrap();
+    std::fs::write(folder.path().join("configs/usual"), "version: v1\nflags: {useNodeFeatureAPI: true}\n")
+        .unwrap();
     let env = [
         ("CONFIG_FILE_SRCDIR", folder.path().join("configs").to_str().unwrap()),
         ("DEFAULT_CONFIG", "usual"),
@@ -226,7 +247,10 @@ async fn the_agent_may_do_what_it_does() {
         client: Some(account.client()),
         clock: Arc::new(SystemClock),
         watch: None,
-        features: gantry_agent::FeatureOptions::default(),
+        features: gantry_agent::FeatureOptions {
+            namespace: "gantry-system".to_owned(),
+            ..gantry_agent::FeatureOptions::default()
+        },
         health: gantry_agent::HealthOptions::default(),
     })
     .unwrap();
@@ -239,9 +263,24 @@ async fn the_agent_may_do_what_it_does() {
             .is_some_and(|node| node["status"]["gpus"].as_array().is_some_and(|gpus| gpus.len() == 2))
     })
     .await;
+    let feature =
+        "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gantry-system/nodefeatures/nvidia-features-for-node-1";
+    let labels = async || get(&admin, feature).await.map(|feature| feature["spec"]["labels"].clone());
+    until("Node Feature Discovery is given labels", async || {
+        labels().await.is_some_and(|labels| labels["nvidia.com/gpu.count"] == "2")
+    })
+    .await;
+    let file = folder.path().join("configs/usual");
+    std::fs::write(&file, "version: v1\nflags: {useNodeFeatureAPI: true, gfd: {noTimestamp: true}}\n")
+        .unwrap();
+    until("they change with the configuration", async || {
+        labels().await.is_some_and(|labels| labels["nvidia.com/gfd.timestamp"].is_null())
+    })
+    .await;
+    std::fs::write(&file, "version: v1\n").unwrap();
     until("the node has labels", async || {
         let node = get(&admin, "/api/v1/nodes/node-1").await.unwrap();
-        node["metadata"]["labels"]["nvidia.com/gpu.count"] == "2"
+        node["metadata"]["labels"]["nvidia.com/gpu.count"] == "2" && labels().await.is_none()
     })
     .await;
     let label = json!({ "metadata": { "labels": { "nvidia.com/device-plugin.config": "unknown" } } });

@@ -79,6 +79,8 @@ async fn every_object_is_one_that_the_api_server_takes_to_the_letter() {
             "-n",
             "gpu",
         ],
+        &["--set", "nfd.enableNodeFeatureApi=true"],
+        &["--set", "nfd.enableNodeFeatureApi=false"],
         &["--set", "imagePullSecrets={}", "--set", "identity=kubelet", "--set", "scheduler.nodeSelector.a=b"],
         &["--set", "toolkit.enabled=true"],
     ] {
@@ -209,6 +211,37 @@ fn the_agent_brings_the_runtime_wrapper_to_its_node_when_asked_to() {
     );
 }
 
+/// The agent's environment, as far as it is plain text.
+fn environment(arguments: &[&str]) -> BTreeMap<String, String> {
+    let spec = agent(arguments);
+    let env = spec["containers"][0]["env"].as_array().unwrap();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    env.iter().filter_map(|entry| Some((text(&entry["name"])?, text(&entry["value"])?))).collect()
+}
+
+#[test]
+fn feature_discovery_is_set_by_nvidias_values() {
+    let feature_discovery = |arguments: &[&str]| -> Vec<(String, String)> {
+        environment(arguments).into_iter().filter(|(name, _)| name.starts_with("GFD_")).collect()
+    };
+    assert_eq!(feature_discovery(&[]), []);
+    let set = |values: &[&'static str]| values.iter().flat_map(|value| ["--set", *value]).collect::<Vec<_>>();
+    let all = set(&["gfd.noTimestamp=false", "gfd.sleepInterval=2m", "nfd.enableNodeFeatureApi=false"]);
+    let expected =
+        [("GFD_NO_TIMESTAMP", "false"), ("GFD_SLEEP_INTERVAL", "2m"), ("GFD_USE_NODE_FEATURE_API", "false")];
+    assert_eq!(feature_discovery(&all), expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    let mounts = |arguments: &[&str]| agent(arguments)["containers"][0]["volumeMounts"].to_string();
+    assert!(mounts(&all).contains("features.d"), "a file is written where it is read");
+    assert!(!mounts(&[]).contains("features.d"));
+    let has_role = |arguments: &[&str]| {
+        named(&objects(&[&["--only", "agent"], arguments].concat())).contains(&"Role/gantry-agent".to_owned())
+    };
+    assert!(has_role(&set(&["nfd.enableNodeFeatureApi=true"])));
+    assert!(has_role(&["--config-map", "mine"]), "a file may ask for it");
+    assert!(!has_role(&[]) && !has_role(&all));
+    assert_eq!(environment(&set(&["failOnInitError=true"]))["FAIL_ON_INIT_ERROR"], "true");
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_what_to_do() {
     for (arguments, expected) in [
@@ -289,6 +322,8 @@ fn helm_renders_the_same_objects() {
         &["--set", "runtimeClassName=nvidia", "--set", "runtimeClass.create=false", "--set", "affinity=null"],
         &["--set", "simulate=t4:2", "--set", "identity=kubelet", "--set", "fullnameOverride=gpus"],
         &["--set", "nameOverride=x", "--set", "privileged=false", "--set", "tolerations=null"],
+        &["--set", "nfd.enableNodeFeatureApi=false", "--set", "gfd.noTimestamp=true"],
+        &["--set", "nfd.enableNodeFeatureApi=true", "--set", "gfd.sleepInterval=5m"],
         &["--values", values, "--set", "image.tag=dev"],
         &[
             "--set",

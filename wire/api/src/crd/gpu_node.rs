@@ -80,6 +80,7 @@ fn status() -> Value {
                 "additionalProperties": { "type": "integer", "format": "int64", "minimum": 0 },
             },
             "inUse": list("Which container uses which GPUs, as seen on the node.", in_use(), &[]),
+            "conditions": list("What else is true of the node.", condition(), &["type"]),
         }),
     )
 }
@@ -139,6 +140,20 @@ fn in_use() -> Value {
     )
 }
 
+fn condition() -> Value {
+    object(
+        "Something that is true of the node or not.",
+        &["type", "status", "reason", "message", "lastTransitionTime"],
+        json!({
+            "type": string("What it is about: CdiFilesCurrent."),
+            "status": choice("Whether it is true.", &["True", "False"]),
+            "reason": string("Why, in one word."),
+            "message": string("Why, and what to do."),
+            "lastTransitionTime": string("When the agent saw it change, or started."),
+        }),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -147,7 +162,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::{
-        ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus, IdentityMode, LinkGroup,
+        CDI_FILES_CURRENT, ContainerGpus, FaultStatus, GpuHealth, GpuNode, GpuNodeStatus, GpuStatus,
+        IdentityMode, LinkGroup, StatusCondition,
     };
 
     /// An object with every field that there is.
@@ -182,6 +198,13 @@ mod tests {
             links: vec![LinkGroup { kind: "SYS".into(), gb_per_second: 1, pairs: vec!["0-1".into()] }],
             allocatable: [("nvidia.com/gpu".to_owned(), 1)].into(),
             in_use: vec![in_use],
+            conditions: vec![StatusCondition {
+                type_: CDI_FILES_CURRENT.into(),
+                status: "False".into(),
+                reason: "CannotWrite".into(),
+                message: "no space left".into(),
+                last_transition_time: "2026-01-01T00:00:00Z".into(),
+            }],
         };
         serde_json::to_value(GpuNode::new("n", status)).unwrap()
     }
