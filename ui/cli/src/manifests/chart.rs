@@ -152,6 +152,7 @@ pub(super) fn schema(values: &Value, path: &str) -> Value {
         (".image.pullPolicy", &["Always", "IfNotPresent", "Never"]),
         (".logFormat", &["text", "json"]),
         (".identity", &["auto", "nri", "shim", "kubelet"]),
+        (".health.profile", &["gantry", "nvidia"]),
         (".toolkit.runtime", &["containerd", "crio", "docker"]),
     ];
     match values {

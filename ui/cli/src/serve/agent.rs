@@ -1,11 +1,15 @@
 //! `gantry agent`: the node agent.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use gantry_agent::{Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, serve_shim};
+use gantry_agent::{
+    Agent, ConfigSource, DeviceRoots, FeatureOptions, Handle, HealthOptions, HealthProfile, Policy, Response,
+    serve_shim,
+};
 use gantry_driver::{Root, install_simulated};
 use gantry_gpu::{GpuBackend, NvmlGpus, NvmlOptions, Profile, SimGpus};
 use gantry_kit::SystemClock;
@@ -59,6 +63,15 @@ pub(crate) struct AgentOptions {
     /// Offer simulated GPUs instead of the driver's, such as a100-80 or t4:2; 8 unless told otherwise.
     #[arg(long, value_name = "PROFILE[:COUNT]", env = "GANTRY_SIMULATE")]
     simulate: Option<Simulated>,
+    /// What faults of GPUs mean.
+    #[arg(long, value_name = "PROFILE", default_value = "gantry", env = "GANTRY_HEALTH_PROFILE")]
+    health_profile: Profiles,
+    /// Other answers to XIDs than the profile's, as in 109=suspend,63=ignore: ignore, suspend, reset or reboot.
+    #[arg(long, value_name = "XID=RESPONSE,...", value_parser = Policy::parse_overrides, env = "GANTRY_XID_RESPONSES")]
+    xid_responses: Option<Overrides>,
+    /// Taint a node on which no GPU is fit: nvidia.com/gpu-unhealthy:NoSchedule.
+    #[arg(long, env = "GANTRY_TAINT_UNHEALTHY")]
+    taint_unhealthy: bool,
     #[command(flatten)]
     nvidia: NvidiaFlags,
     #[command(flatten)]
@@ -80,8 +93,31 @@ impl AgentOptions {
     }
 }
 
+impl AgentOptions {
+    fn health(&self) -> HealthOptions {
+        let profile = match self.health_profile {
+            Profiles::Gantry => HealthProfile::Gantry,
+            Profiles::Nvidia => HealthProfile::Nvidia,
+        };
+        let overrides = self.xid_responses.clone().unwrap_or_default();
+        let policy = Policy { profile, overrides, ..Policy::default() };
+        HealthOptions { policy, taint: self.taint_unhealthy }
+    }
+}
+
 fn config_hint() -> String {
     "gantry agent --help lists every setting with its flag, variable and key".to_owned()
+}
+
+type Overrides = BTreeMap<u32, Response>;
+
+/// What faults of GPUs mean.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Profiles {
+    /// NVIDIA's catalogue of XIDs: each is answered by what is to be done about it, and an application's takes no device out.
+    Gantry,
+    /// NVIDIA's device plugin: every XID but 13, 31, 43, 45, 68 and 109 takes the device out, and it returns all the same.
+    Nvidia,
 }
 
 /// Who decides which GPU a container gets.
@@ -224,7 +260,7 @@ async fn prepare(
                 clock: Arc::new(SystemClock),
                 watch: None,
                 features: features.clone(),
-                health: HealthOptions::default(),
+                health: options.health(),
             })
         });
         let error = match attempt {
@@ -330,4 +366,28 @@ fn watch(process: &Process, handle: Handle) {
             readiness.met("kubelet");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches as _};
+
+    use super::*;
+
+    fn health(arguments: &[&str]) -> Result<HealthOptions, clap::Error> {
+        let command = AgentOptions::augment_args(Command::new("agent").no_binary_name(true));
+        Ok(AgentOptions::from_arg_matches(&command.try_get_matches_from(arguments)?)?.health())
+    }
+
+    #[test]
+    fn what_faults_mean_is_said_by_flags() {
+        assert_eq!(health(&[]).unwrap(), HealthOptions::default());
+        let all = ["--health-profile=nvidia", "--xid-responses=109=suspend, 63=ignore", "--taint-unhealthy"];
+        let overrides = BTreeMap::from([(63, Response::Ignore), (109, Response::Suspend)]);
+        let policy = Policy { profile: HealthProfile::Nvidia, overrides, ..Policy::default() };
+        assert_eq!(health(&all).unwrap(), HealthOptions { policy, taint: true });
+        let refused = health(&["--xid-responses=63=never"]).unwrap_err().to_string();
+        let rule = "\"63=never\" must end with one of ignore, suspend, reset, reboot: write XID=RESPONSE, as in 109=suspend,48=reset";
+        assert!(refused.contains(rule), "{refused}");
+    }
 }

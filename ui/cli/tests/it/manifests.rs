@@ -220,6 +220,30 @@ fn environment(arguments: &[&str]) -> BTreeMap<String, String> {
 }
 
 #[test]
+fn what_faults_mean_is_set_by_values() {
+    let about_health = |arguments: &[&str]| -> Vec<String> {
+        let arguments = agent(arguments)["containers"][0]["args"].as_array().unwrap().clone();
+        let mut texts =
+            arguments.iter().map(|argument| argument.as_str().unwrap().to_owned()).collect::<Vec<_>>();
+        texts.retain(|text| ["--health", "--xid", "--taint"].iter().any(|start| text.starts_with(start)));
+        texts
+    };
+    assert_eq!(about_health(&[]), ["--health-profile=gantry"]);
+    let all = [
+        "--set",
+        "health.profile=nvidia",
+        "--set",
+        "health.xidResponses=63=ignore",
+        "--set",
+        "health.taint=true",
+    ];
+    assert_eq!(
+        about_health(&all),
+        ["--health-profile=nvidia", "--xid-responses=63=ignore", "--taint-unhealthy"]
+    );
+}
+
+#[test]
 fn feature_discovery_is_set_by_nvidias_values() {
     let feature_discovery = |arguments: &[&str]| -> Vec<(String, String)> {
         environment(arguments).into_iter().filter(|(name, _)| name.starts_with("GFD_")).collect()
