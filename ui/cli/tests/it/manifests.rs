@@ -80,6 +80,7 @@ async fn every_object_is_one_that_the_api_server_takes_to_the_letter() {
             "gpu",
         ],
         &["--set", "nfd.enableNodeFeatureApi=true"],
+        &["--set", "health.taint=true", "--set", "health.xidResponses=109=suspend"],
         &["--set", "nfd.enableNodeFeatureApi=false"],
         &["--set", "imagePullSecrets={}", "--set", "identity=kubelet", "--set", "scheduler.nodeSelector.a=b"],
         &["--set", "toolkit.enabled=true"],
@@ -241,6 +242,9 @@ fn what_faults_mean_is_set_by_values() {
         about_health(&all),
         ["--health-profile=nvidia", "--xid-responses=63=ignore", "--taint-unhealthy"]
     );
+    let tolerates = |values: &[&str]| agent(values)["tolerations"].to_string().contains("gpu-unhealthy");
+    assert!(tolerates(&all) && !tolerates(&[]), "the agent stays on a node that it has tainted");
+    assert!(tolerates(&["--set", "tolerations=null", "--set", "health.taint=true"]));
 }
 
 #[test]
@@ -348,6 +352,8 @@ fn helm_renders_the_same_objects() {
         &["--set", "nameOverride=x", "--set", "privileged=false", "--set", "tolerations=null"],
         &["--set", "nfd.enableNodeFeatureApi=false", "--set", "gfd.noTimestamp=true"],
         &["--set", "nfd.enableNodeFeatureApi=true", "--set", "gfd.sleepInterval=5m"],
+        &["--set", "health.profile=nvidia", "--set", "health.xidResponses=109=suspend"],
+        &["--set", "health.taint=true", "--set", "tolerations=null"],
         &["--values", values, "--set", "image.tag=dev"],
         &[
             "--set",
@@ -386,6 +392,7 @@ fn helm_renders_the_same_objects() {
         (&["--set", "scheduler.replica=1"][..], "replica"),
         (&["--namespace", "default"], "the namespace default is where everybody's pods are"),
         (&["--set", "logFormat=xml"], "logFormat"),
+        (&["--set", "health.profile=any"], "profile"),
     ] {
         let (fine, text) =
             run(&[&["template", "gantry", chart, "--kube-version", "1.34.0"], arguments].concat());
