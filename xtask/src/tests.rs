@@ -116,6 +116,7 @@ fn kubernetes() -> anyhow::Result<Count> {
     let packages: Vec<&str> = programs.iter().flat_map(|name| ["--package", *name]).collect();
     cargo(&[["build", "--quiet", "--locked"].as_slice(), packages.as_slice()].concat())?;
     cargo::kubernetes(&["build"])?;
+    cargo::kubernetes(&["helm"])?;
     let result = end_to_end(&[("GANTRY_TIER", "kubernetes")], &["--test-threads=1"]);
     // A test that failed leaves its cluster.
     cargo::kubernetes(&["down", "--name", "lab"])?;

@@ -115,7 +115,7 @@ pub fn main() -> anyhow::Result<i32> {
             let artefacts = Artefacts::build(&Cache::of_user()?, Version::named(&version)?)?;
             println!("{}", artefacts.bin.display());
         }
-        Command::Helm => println!("{}", Artefacts::helm(&Cache::of_user()?)?.display()),
+        Command::Helm => println!("{}", crate::helm()?.display()),
         Command::Supervise { options } => {
             let options = serde_json::from_str(&options).context("read the options")?;
             cluster::supervise(&options)?;

@@ -29,6 +29,14 @@ mod registry;
 
 pub mod command;
 
+/// Helm, built unless it is there.
+///
+/// # Errors
+/// Where it cannot be built.
+pub fn helm() -> anyhow::Result<std::path::PathBuf> {
+    build::Artefacts::helm(&Cache::of_user()?)
+}
+
 pub use build::{VERSIONS, Version};
 pub use cache::Cache;
 pub use cluster::{CONTROL, Cluster, NodeOptions, Options, built};

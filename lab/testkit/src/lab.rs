@@ -35,6 +35,8 @@ pub(crate) struct Setup {
     pub(crate) stock_scheduler: bool,
     /// `gantry-runtime` asks whose GPUs a container gets, in place of NRI.
     pub(crate) runtime_wrapper: bool,
+    /// Nothing of Gantry is there: the test installs it.
+    pub(crate) bare: bool,
 }
 
 enum Tier {
@@ -72,6 +74,15 @@ impl Lab {
         anyhow::ensure!(Self::on_kubernetes(), "the embedded tier has no OCI runtime");
         let setup = Setup { runtime_wrapper: true, ..Setup::default() };
         Self::start_tier(groups(nodes), setup).await
+    }
+
+    /// Starts Kubernetes alone: nodes have the driver's files, and nothing of Gantry is installed.
+    ///
+    /// # Errors
+    /// On the embedded tier, which is Gantry's.
+    pub async fn start_bare(nodes: Vec<NodeGroup>) -> anyhow::Result<Self> {
+        anyhow::ensure!(Self::on_kubernetes(), "the embedded tier is Gantry's own");
+        Self::start_tier(nodes, Setup { stock_scheduler: true, bare: true, ..Setup::default() }).await
     }
 
     async fn start_tier(nodes: Vec<NodeGroup>, setup: Setup) -> anyhow::Result<Self> {
@@ -209,6 +220,14 @@ impl Lab {
     /// On the embedded tier, and where the kubelet does not answer.
     pub async fn granted(&self, node: &str) -> anyhow::Result<BTreeMap<String, BTreeSet<String>>> {
         truth::kubelet(&self.real()?.root(node)?).await
+    }
+
+    /// The real cluster itself.
+    ///
+    /// # Errors
+    /// On the embedded tier.
+    pub fn cluster(&self) -> anyhow::Result<&gantry_kubernetes::Cluster> {
+        Ok(self.real()?.cluster())
     }
 
     fn real(&self) -> anyhow::Result<&Real> {

@@ -75,6 +75,9 @@ impl Real {
         let cluster = tokio::task::spawn_blocking(move || Cluster::up(&options)).await??;
         let client = connect(&cluster.kubeconfig).await?;
         let real = Self { client, cluster, cards, _drivers: drivers, _turn: turn };
+        if setup.bare {
+            return Ok(real);
+        }
         for definition in gantry_api::crds() {
             real.define(&definition).await?;
         }
@@ -97,6 +100,10 @@ impl Real {
 
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
     }
 
     pub(crate) fn kubeconfig(&self) -> &Path {

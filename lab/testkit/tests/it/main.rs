@@ -7,6 +7,7 @@ mod bad_input;
 mod chain;
 mod examples;
 mod faults;
+mod install;
 mod kept;
 mod kubectl_matrix;
 mod pitfalls;
