@@ -262,7 +262,9 @@ impl Handle {
     /// Where scheduler, kubelet and agent do not agree, a GPU is unhealthy, or another pod owns it. Nothing is changed then.
     pub fn create_container(&self, container: &ContainerIdentity) -> Result<Adjustment, Error> {
         let mut state = self.0.state();
-        let Created { devices: gpus, behind_slots } = state.grant(container).inspect_err(|error| {
+        let promised = self.0.pods.promised(&state.node, &container.pod.uid);
+        let granted = state.grant(container, &promised);
+        let Created { devices: gpus, behind_slots } = granted.inspect_err(|error| {
             self.0.log.write(format!("Refused container {}: {error}", container.name));
         })?;
         if gpus.is_empty() {

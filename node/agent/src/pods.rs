@@ -1,11 +1,12 @@
 //! The pods of this node as the API server knows them, kept in memory: a runtime waits two seconds for an answer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use gantry_api::ASSIGNMENT_ANNOTATION;
+use gantry_api::{ASSIGNMENT_ANNOTATION, decode_assignment};
+use gantry_model::GpuId;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -79,6 +80,18 @@ impl NodePods {
     /// A pod's assignment, as its annotation says it.
     pub(crate) fn assignment(&self, uid: &str) -> Option<String> {
         self.list().pods.get(uid)?.assignment.clone()
+    }
+
+    /// The GPUs of this node that assignments of other pods name, whether their containers are there or still to come.
+    pub(crate) fn promised(&self, node: &str, uid: &str) -> BTreeSet<GpuId> {
+        let list = self.list();
+        let others = list.pods.iter().filter(|(other, pod)| *other != uid && !pod.ended);
+        others
+            // An assignment that cannot be read is told when its pod's container comes.
+            .filter_map(|(_, pod)| decode_assignment(pod.assignment.as_ref()?).ok())
+            .filter(|assignment| *assignment.node == *node)
+            .flat_map(|assignment| assignment.containers.into_values().flatten())
+            .collect()
     }
 
     /// The UID of the pod with this name.
@@ -240,6 +253,28 @@ mod tests {
         pods.step(&mut fresh, watcher::Event::Init);
         pods.step(&mut fresh, watcher::Event::InitDone);
         assert_eq!(pods.uid("d", "b"), None);
+    }
+
+    #[test]
+    fn promised_is_what_assignments_of_other_pods_that_go_on_name_here() {
+        let assigned = |node: &str, gpu: &str| {
+            let containers = [("main".into(), vec![gpu.parse().unwrap()])].into();
+            let text = gantry_api::encode_assignment(&gantry_model::Assignment { node: node.into(), containers });
+            json!({ ASSIGNMENT_ANNOTATION: text })
+        };
+        let (pods, mut fresh) = (NodePods::default(), BTreeMap::new());
+        let mut done = pod("done", "4", &assigned("here", "GPU-d"));
+        done.status = serde_json::from_value(json!({ "phase": "Failed" })).unwrap();
+        for pod in [
+            pod("a", "1", &assigned("here", "GPU-a")),
+            pod("b", "2", &assigned("here", "GPU-b")),
+            pod("c", "3", &assigned("there", "GPU-c")),
+            pod("x", "5", &json!({ ASSIGNMENT_ANNOTATION: "x" })),
+            done,
+        ] {
+            pods.step(&mut fresh, watcher::Event::Apply(pod));
+        }
+        assert_eq!(pods.promised("here", "1"), ["GPU-b".parse().unwrap()].into());
     }
 
     #[tokio::test(start_paused = true)]

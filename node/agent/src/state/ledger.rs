@@ -28,11 +28,16 @@ impl State {
 
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn create(&mut self, container: &ContainerIdentity) -> Result<Vec<GpuId>, Error> {
-        self.grant(container).map(|created| created.devices)
+        self.grant(container, &BTreeSet::new()).map(|created| created.devices)
     }
 
-    /// Decides which devices a container gets, and records it. On an error nothing is changed.
-    pub(crate) fn grant(&mut self, container: &ContainerIdentity) -> Result<Created, Error> {
+    /// Decides which devices a container gets, and records it. On an error nothing is changed. `promised` are the GPUs that
+    /// assignments of other pods of this node name.
+    pub(crate) fn grant(
+        &mut self,
+        container: &ContainerIdentity,
+        promised: &BTreeSet<GpuId>,
+    ) -> Result<Created, Error> {
         let mut units: Vec<Unit> = Vec::with_capacity(container.devices.len());
         for id in &container.devices {
             let unit = self.granted(id)?;
@@ -54,7 +59,7 @@ impl State {
         if units.is_empty() {
             return Ok(Created::default());
         }
-        let positions = if slots.is_empty() { Vec::new() } else { self.assigned(container, &slots)? };
+        let positions = if slots.is_empty() { Vec::new() } else { self.assigned(container, &slots, promised)? };
         let mut behind = positions.iter();
         let held: Vec<Held> = units
             .iter()
@@ -135,10 +140,11 @@ impl State {
         &mut self,
         container: &ContainerIdentity,
         granted: &[(&String, usize)],
+        promised: &BTreeSet<GpuId>,
     ) -> Result<Vec<usize>, Error> {
         let ContainerIdentity { pod, name, annotations, .. } = container;
         let Some(text) = annotations.get(ASSIGNMENT_ANNOTATION) else {
-            return self.chosen(container, granted);
+            return self.chosen(container, granted, promised);
         };
         let assignment = decode_assignment(text)
             .map_err(|source| Error::Assignment { pod: Box::new(pod.clone()), source: Box::new(source) })?;
@@ -193,11 +199,13 @@ impl State {
     }
 
     /// For a pod that another scheduler has bound. A container that is started again, and one that is granted a slot
-    /// that an earlier container of its pod had, keep the GPU; the others get the engine's choice of the free ones.
+    /// that an earlier container of its pod had, keep the GPU; the others get the engine's choice of the free ones, and last of those that
+    /// are promised to a pod whose containers are still to come: it can have no other.
     fn chosen(
         &mut self,
         container: &ContainerIdentity,
         granted: &[(&String, usize)],
+        promised: &BTreeSet<GpuId>,
     ) -> Result<Vec<usize>, Error> {
         let records = self.pods.get(&container.pod.uid).map(|pod| &pod.containers);
         let known: BTreeMap<&str, &GpuId> = records
@@ -225,7 +233,12 @@ impl State {
         // GPUs that stay count for how well the set is connected.
         let must = kept.iter().flatten().fold(0, |mask: GpuMask, position| mask | 1 << position);
         let size = u32::try_from(granted.len()).unwrap_or(u32::MAX);
-        let chosen = self.choose(free | must, must, size).ok_or_else(|| Error::NotEnough {
+        let unpromised = (0..self.gpus.len())
+            .filter(|position| !promised.contains(&self.gpus[*position].id))
+            .fold(0, |mask: GpuMask, position| mask | 1 << position);
+        let chosen = self.choose(free & unpromised | must, must, size);
+        // More was bound here than there is: the kubelet refuses a pod, and it need not be this one.
+        let chosen = chosen.or_else(|| self.choose(free | must, must, size)).ok_or_else(|| Error::NotEnough {
             pod: Box::new(container.pod.clone()),
             container: container.name.clone(),
             wanted,

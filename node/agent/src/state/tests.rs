@@ -68,6 +68,19 @@ fn a_device_is_never_handed_to_two_owners() {
 }
 
 #[test]
+fn a_pod_without_an_assignment_gets_no_gpu_that_another_is_promised() {
+    let (mut state, gpus) = node(4);
+    let first = state.create(&container("first", "main", &["slot-0"], None)).unwrap();
+    let promised: BTreeSet<GpuId> = gpus.iter().filter(|gpu| !first.contains(gpu)).take(2).cloned().collect();
+    let other = container("other", "main", &["slot-1"], None);
+    let taken = state.grant(&other, &promised).unwrap().devices;
+    assert!(promised.iter().all(|gpu| !taken.contains(gpu)), "{taken:?} of the promised {promised:?}");
+    // The kubelet has granted more than there is: it refuses one of the pods, and may refuse the other.
+    let last = state.grant(&container("last", "main", &["slot-2"], None), &promised).unwrap().devices;
+    assert!(promised.contains(&last[0]), "{last:?}");
+}
+
+#[test]
 fn the_containers_of_a_pod_may_use_a_gpu_one_after_the_other() {
     let (mut state, gpus) = node(2);
     let assigned = [("init", vec![gpus[1].clone()]), ("main", vec![gpus[1].clone()])];
