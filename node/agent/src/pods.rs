@@ -259,7 +259,8 @@ mod tests {
     fn promised_is_what_assignments_of_other_pods_that_go_on_name_here() {
         let assigned = |node: &str, gpu: &str| {
             let containers = [("main".into(), vec![gpu.parse().unwrap()])].into();
-            let text = gantry_api::encode_assignment(&gantry_model::Assignment { node: node.into(), containers });
+            let text =
+                gantry_api::encode_assignment(&gantry_model::Assignment { node: node.into(), containers });
             json!({ ASSIGNMENT_ANNOTATION: text })
         };
         let (pods, mut fresh) = (NodePods::default(), BTreeMap::new());

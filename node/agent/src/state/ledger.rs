@@ -59,7 +59,8 @@ impl State {
         if units.is_empty() {
             return Ok(Created::default());
         }
-        let positions = if slots.is_empty() { Vec::new() } else { self.assigned(container, &slots, promised)? };
+        let positions =
+            if slots.is_empty() { Vec::new() } else { self.assigned(container, &slots, promised)? };
         let mut behind = positions.iter();
         let held: Vec<Held> = units
             .iter()
@@ -238,13 +239,14 @@ impl State {
             .fold(0, |mask: GpuMask, position| mask | 1 << position);
         let chosen = self.choose(free & unpromised | must, must, size);
         // More was bound here than there is: the kubelet refuses a pod, and it need not be this one.
-        let chosen = chosen.or_else(|| self.choose(free | must, must, size)).ok_or_else(|| Error::NotEnough {
-            pod: Box::new(container.pod.clone()),
-            container: container.name.clone(),
-            wanted,
-            free: free.count_ones(),
-            node: self.node.to_string(),
-        })?;
+        let chosen =
+            chosen.or_else(|| self.choose(free | must, must, size)).ok_or_else(|| Error::NotEnough {
+                pod: Box::new(container.pod.clone()),
+                container: container.name.clone(),
+                wanted,
+                free: free.count_ones(),
+                node: self.node.to_string(),
+            })?;
         let mut fresh = (0..self.gpus.len()).filter(|position| (chosen & !must) >> position & 1 == 1);
         Ok(kept.into_iter().filter_map(|kept| kept.or_else(|| fresh.next())).collect())
     }
