@@ -302,7 +302,7 @@ impl Candidate {
         let Options { namespace, name, .. } = &self.options;
         if is_code(error, 403) {
             return format!(
-                "{error}; the service account needs get, create and update on leases in {namespace}: gantry manifests | kubectl apply -f -"
+                "{error}; the service account needs get and update on Lease {name} in {namespace}, and create where there is none: gantry manifests | kubectl apply -f -"
             );
         }
         format!("Lease {namespace}/{name}: {error}")

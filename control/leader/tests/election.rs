@@ -215,7 +215,7 @@ async fn without_permission_the_role_says_what_is_missing_until_it_is_granted() 
     assert!(why.contains("cannot get resource \"leases\""), "{why}");
     assert!(
         why.ends_with(
-            "needs get, create and update on leases in kube-system: gantry manifests | kubectl apply -f -"
+            "needs get and update on Lease gantry in kube-system, and create where there is none: gantry manifests | kubectl apply -f -"
         ),
         "{why}"
     );

@@ -38,6 +38,10 @@ const RUNTIME: [&str; 3] = ["etcd", "containerd", "ctr"];
 const CONTAINERD: &str = "2.4.2";
 const RUNC: &str = "1.5.3";
 
+/// Helm's own version, and the minor version of Kubernetes that it is made for, as in `go/tools/go.mod`.
+const HELM: &str = "3.22.0";
+const HELM_KUBERNETES: u32 = 37;
+
 /// What else a node runs, from the newest module.
 const NODE: [&str; 5] = [
     "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
@@ -107,7 +111,15 @@ impl Artefacts {
     /// Helm, which only some tests need.
     pub(crate) fn helm(cache: &Cache) -> anyhow::Result<PathBuf> {
         let go = Go::new(cache)?;
-        let build = Build { module: "tools", packages: &["helm.sh/helm/v3/cmd/helm"], ..Build::default() };
+        let helm = "helm.sh/helm/v3";
+        // What it takes for the cluster's version where it has no cluster; without, it is a Kubernetes of long ago.
+        let set = ["pkg/lint/rules", "pkg/chartutil"].into_iter().flat_map(|package| {
+            [("Major", 1), ("Minor", HELM_KUBERNETES)]
+                .map(|(part, number)| format!("{helm}/{package}.k8sVersion{part}={number}"))
+        });
+        let set = set.chain([format!("{helm}/internal/version.version=v{HELM}")]).collect();
+        let build =
+            Build { module: "tools", packages: &["helm.sh/helm/v3/cmd/helm"], set, ..Build::default() };
         Ok(go.build(cache, "helm", &build)?.join("helm"))
     }
 }

@@ -160,13 +160,18 @@ pub(crate) fn run(namespace: Option<&str>, options: &ManifestsOptions) -> anyhow
 
 /// The objects as text, each with the file that it comes from.
 fn documents(namespace: &str, options: &ManifestsOptions) -> anyhow::Result<Vec<(String, String)>> {
-    let root = chart::root(&values(options)?, "gantry", namespace)?;
+    let values = values(options)?;
+    let root = chart::root(&values, "gantry", namespace)?;
     let templates = chart::templates()?;
+    // Where Volcano runs, its definitions are its own: they are neither overwritten nor, with `kubectl delete`, taken away with all Jobs.
+    let is_wanted =
+        |path: &str| !path.ends_with(".volcano.sh.yaml") || values["controllers"]["enabled"] == true;
     let mut documents = Vec::new();
     let chosen = |part: &Part| options.only.is_empty() || options.only.contains(part);
     for part in PARTS.iter().filter(|part| chosen(part)) {
         let Some(file) = part.template() else {
-            for (path, text) in chart::FILES.iter().filter(|(path, _)| path.starts_with("crds/")) {
+            let definitions = chart::FILES.iter().filter(|(path, _)| path.starts_with("crds/"));
+            for (path, text) in definitions.filter(|(path, _)| is_wanted(path)) {
                 documents.push(((*path).to_owned(), (*text).to_owned()));
             }
             continue;
