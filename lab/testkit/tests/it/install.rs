@@ -1,6 +1,6 @@
 //! The way of an operator: the image, the chart, an upgrade, and away again, by the commands of the README and no others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -48,10 +48,13 @@ async fn everything(lab: &Lab) -> anyhow::Result<()> {
         } else if block.contains("helm uninstall") {
             gone(&operator).await?;
             seen.push("uninstall");
+        } else if block.contains("gantry manifests --image") {
+            remembered(lab, &workloads).await?;
+            seen.push("manifests");
         }
         unharmed(lab, &workloads).await.with_context(|| format!("after\n{block}"))?;
     }
-    ensure!(seen == ["install", "upgrade", "uninstall"], "the README has blocks for {seen:?}");
+    ensure!(seen == ["install", "upgrade", "uninstall", "manifests"], "the README has blocks for {seen:?}");
     Ok(())
 }
 
@@ -99,8 +102,7 @@ async fn start_workloads(lab: &Lab) -> anyhow::Result<BTreeMap<String, Workload>
         );
         workloads.insert(name.to_owned(), Workload { container: container(&pod), gpus });
     }
-    let distinct: std::collections::BTreeSet<_> =
-        workloads.values().flat_map(|workload| &workload.gpus).collect();
+    let distinct: BTreeSet<_> = workloads.values().flat_map(|workload| &workload.gpus).collect();
     ensure!(distinct.len() == 4, "two pods see the same GPU");
     Ok(workloads)
 }
@@ -108,7 +110,7 @@ async fn start_workloads(lab: &Lab) -> anyhow::Result<BTreeMap<String, Workload>
 /// A pod that runs: the id of its container, and what it sees.
 struct Workload {
     container: String,
-    gpus: std::collections::BTreeSet<String>,
+    gpus: BTreeSet<String>,
 }
 
 fn container(pod: &Value) -> String {
@@ -143,6 +145,24 @@ async fn upgraded(operator: &Operator<'_>) -> anyhow::Result<()> {
     let left = pods.iter().filter(|pod| pod["metadata"]["deletionTimestamp"].is_null());
     ensure!(left.clone().count() > 0 && left.clone().all(|pod| debug(&pod)), "not every pod was replaced");
     Ok(())
+}
+
+/// Agents that are installed anew, and whose files were taken away before, know whose GPUs are in use.
+async fn remembered(lab: &Lab, workloads: &BTreeMap<String, Workload>) -> anyhow::Result<()> {
+    eventually("GPUs of pods from before are in use", async || {
+        let mut users = BTreeMap::new();
+        for report in lab.list("/apis/gantry.dev/v1alpha1/gpunodes").await? {
+            for user in report["status"]["inUse"].as_array().into_iter().flatten() {
+                let gpus: BTreeSet<String> = serde_json::from_value(user["gpus"].clone())?;
+                users.insert(text(user, "/pod").to_owned(), gpus);
+            }
+        }
+        for (name, workload) in workloads {
+            ensure!(users.get(name) == Some(&workload.gpus), "{name} has {:?}: {users:?}", workload.gpus);
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// Nothing of the release is left but definitions.
