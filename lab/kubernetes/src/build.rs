@@ -20,12 +20,14 @@ pub struct Version {
     pub full: &'static str,
     /// Whether its API server knows `Workload` and `PodGroup`, which the scheduler places as one.
     pub gangs: bool,
+    /// Whether its kubelet has a policy for images that it has pulled with credentials; older ones refuse to be told one.
+    pub pull_policy: bool,
 }
 
 /// The versions, newest first. The newest module brings etcd, containerd and runc for all.
 pub const VERSIONS: [Version; 2] = [
-    Version { name: "1.37", full: "1.37.2", gangs: true },
-    Version { name: "1.34", full: "1.34.4", gangs: false },
+    Version { name: "1.37", full: "1.37.2", gangs: true, pull_policy: true },
+    Version { name: "1.34", full: "1.34.4", gangs: false, pull_policy: false },
 ];
 
 /// Programs of Kubernetes in the one that a module builds.

@@ -262,7 +262,7 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
     let pki = Pki::create(&folder.join("pki"), &addresses, &server)?;
     let mut machines = Vec::new();
     for (index, node) in (0..).zip(all) {
-        let plan = node_plan(&options.name, node, &artefacts, &pki, &folder, index)?;
+        let plan = node_plan(&options.name, version, node, &artefacts, &pki, &folder, index)?;
         machines.push(Machine::start(plan)?);
     }
     machines.iter().try_for_each(Machine::ready)?;
@@ -317,6 +317,7 @@ pub(crate) fn supervise(options: &Options) -> anyhow::Result<()> {
 
 fn node_plan(
     cluster: &str,
+    version: Version,
     options: &NodeOptions,
     artefacts: &Artefacts,
     pki: &Pki,
@@ -341,7 +342,7 @@ fn node_plan(
         node.binds.insert("/run/nvidia/driver".into(), driver.clone());
     }
     fs::write(plan::runtime_config(&node), plan::containerd_config(artefacts, options))?;
-    fs::write(node.folder.join("kubelet.json"), plan::kubelet_config(&node, options, pki))?;
+    fs::write(node.folder.join("kubelet.json"), plan::kubelet_config(version, &node, options, pki))?;
     Ok(node)
 }
 

@@ -290,8 +290,8 @@ pub(crate) fn registry_config() -> String {
 }
 
 /// The configuration of a node's kubelet.
-pub(crate) fn kubelet_config(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> String {
-    let config = serde_json::json!({
+pub(crate) fn kubelet_config(version: Version, node: &NodePlan, options: &NodeOptions, pki: &Pki) -> String {
+    let mut config = serde_json::json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "failCgroupV1": false,
@@ -311,7 +311,6 @@ pub(crate) fn kubelet_config(node: &NodePlan, options: &NodeOptions, pki: &Pki) 
             "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "imagePullCredentialsVerificationPolicy": "NeverVerify",
         "nodeStatusUpdateFrequency": "2s",
         "syncFrequency": "10s",
         "makeIPTablesUtilChains": false,
@@ -323,6 +322,9 @@ pub(crate) fn kubelet_config(node: &NodePlan, options: &NodeOptions, pki: &Pki) 
         "serializeImagePulls": false,
         "logging": {"verbosity": 2},
     });
+    if version.pull_policy {
+        config["imagePullCredentialsVerificationPolicy"] = "NeverVerify".into();
+    }
     config.to_string()
 }
 
