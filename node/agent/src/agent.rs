@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -115,8 +116,6 @@ pub struct Agent {
     options: Options,
     driver: DriverInfo,
     cdi: cdi::Keeper,
-    /// Whether a change has not been published, because a device that would be offered is not described yet.
-    held: bool,
     /// Whether there is a configuration to go by. Without, nothing is offered.
     configured: bool,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
@@ -207,6 +206,7 @@ impl Agent {
         let kubelet =
             Kubelet { pod_resources: options.pod_resources.clone(), pods: options.kubelet_pods.clone() };
         let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice, kubelet));
+        shared.described.store(cdi.ready, Ordering::Relaxed);
         shared.publish(&shared.state());
         *shared.cdi() = cdi::Known { since: Some(options.clock.now()), ..cdi.known.clone() };
         let handle = Handle(Arc::clone(&shared));
@@ -221,7 +221,6 @@ impl Agent {
             options,
             driver,
             cdi,
-            held: false,
             configured,
             adopt,
             returned,
@@ -457,13 +456,7 @@ impl Agent {
         }
         self.configured = true;
         shared.configured.send_replace(true);
-        self.held |= !self.cdi.ready;
-        if self.cdi.ready {
-            shared.publish(&state);
-        } else {
-            // Labels do not wait for devices.
-            shared.revision.send_modify(|count| *count += 1);
-        }
+        shared.publish(&state);
         drop(state);
         self.log(format!("Using {}", loaded.name));
         self.keep(&loaded);
@@ -608,12 +601,11 @@ impl Agent {
         self.monitor().look(self.options.clock.now(), &mut look);
         // Without the lock: a disk may take its time, and containers are created meanwhile. Only this loop changes the cards.
         let gpus = shared.state().cards(&look.inventory);
+        let described = self.shared.described.load(Ordering::Relaxed);
         self.write_cdi(&gpus);
         let mut state = shared.state();
         let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
-        self.held |= self.apply(&mut state, look.inventory);
-        if self.held && self.cdi.ready {
-            self.held = false;
+        if self.apply(&mut state, look.inventory) || described != self.cdi.ready {
             shared.publish(&state);
         }
         let now = state.misfit().cloned();
@@ -630,6 +622,7 @@ impl Agent {
         for line in self.cdi.update(&self.driver, gpus) {
             self.log(line);
         }
+        self.shared.described.store(self.cdi.ready, Ordering::Relaxed);
         let mut new = self.cdi.known.clone();
         let news = {
             let mut known = self.shared.cdi();

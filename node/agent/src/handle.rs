@@ -1,6 +1,7 @@
 //! What others can ask of a running agent, and the state that its parts share.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     /// The device list of each resource; every change is a new one.
     pub(crate) devices: watch::Sender<Arc<Lists>>,
+    /// Whether the CDI files describe every device: one that they do not is not offered, for no runtime could bring it into a container.
+    pub(crate) described: AtomicBool,
     /// Counts changes of what is reported to the API server.
     pub(crate) revision: watch::Sender<u64>,
     /// Counts changes of owners that nothing else in the cluster tells: GPUs that were chosen here, and pods that have ended.
@@ -115,6 +118,7 @@ impl Shared {
             verdicts: Mutex::default(),
             log,
             devices: watch::Sender::new(devices),
+            described: AtomicBool::new(false),
             revision: watch::Sender::new(0),
             untold: watch::Sender::new(0),
             registrations: watch::Sender::new(0),
@@ -230,10 +234,14 @@ impl Shared {
         self.publish(state);
     }
 
-    /// Publishes a changed state: to the kubelet, to disk, to the API server.
+    /// Publishes a changed state: to the kubelet, to disk, to the API server. While devices are not described, the kubelet learns of the
+    /// health of those that it knows, and of nothing else.
     pub(crate) fn publish(&self, state: &State) {
-        let devices = state.lists();
+        let mut devices = state.lists();
         self.devices.send_if_modified(|known| {
+            if !self.described.load(Ordering::Relaxed) {
+                devices = known_alone(known, &devices);
+            }
             let changed = **known != devices;
             if changed {
                 *known = Arc::new(devices);
@@ -248,6 +256,20 @@ impl Shared {
         }
         self.revision.send_modify(|count| *count += 1);
     }
+}
+
+/// The lists that are known, with the health that `new` tells of their devices.
+fn known_alone(known: &Lists, new: &Lists) -> Lists {
+    let mut lists = known.clone();
+    for (resource, devices) in &mut lists {
+        for device in devices {
+            let now = new.get(resource).and_then(|list| list.iter().find(|new| new.id == device.id));
+            if let Some(now) = now {
+                device.clone_from(now);
+            }
+        }
+    }
+    lists
 }
 
 /// A running agent. Cheap to clone.
@@ -347,5 +369,31 @@ impl Handle {
     /// How often resources have been registered with the kubelet.
     pub fn registrations(&self) -> watch::Receiver<u64> {
         self.0.registrations.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_proto::deviceplugin::{Device, HEALTHY, UNHEALTHY};
+
+    use super::*;
+
+    fn lists(entries: &[(&str, &[(&str, &str)])]) -> Lists {
+        let device = |(id, health): &(&str, &str)| Device {
+            id: (*id).to_owned(),
+            health: (*health).to_owned(),
+            topology: None,
+        };
+        let list =
+            |(resource, devices): &(&str, &[_])| (Arc::from(*resource), devices.iter().map(device).collect());
+        entries.iter().map(list).collect()
+    }
+
+    #[test]
+    fn while_devices_are_not_described_the_kubelet_learns_of_health_alone() {
+        let known = lists(&[("gpu", &[("a", HEALTHY), ("b", HEALTHY)]), ("mig", &[("c", HEALTHY)])]);
+        let new = lists(&[("gpu", &[("b", UNHEALTHY), ("d", HEALTHY)]), ("new", &[("e", HEALTHY)])]);
+        let expected = lists(&[("gpu", &[("a", HEALTHY), ("b", UNHEALTHY)]), ("mig", &[("c", HEALTHY)])]);
+        assert_eq!(known_alone(&known, &new), expected);
     }
 }
