@@ -11,6 +11,7 @@ use crate::build::{Artefacts, digest};
 use crate::cache::Cache;
 use crate::machine::Machine;
 use crate::pause;
+use crate::plan::RUNTIME_SOCKET;
 use crate::registry::Registry;
 
 /// How often containerd is asked whether it takes images, before its answer is an error.
@@ -89,7 +90,7 @@ pub(crate) fn prepare(cache: &Cache, artefacts: &Artefacts) -> anyhow::Result<Im
 /// Imports images into a node whose containerd has just been started.
 pub(crate) fn import_all(machine: &Machine, images: &[PathBuf]) -> anyhow::Result<()> {
     let ready = (0..ATTEMPTS).any(|_| {
-        let listening = machine.enter(["test", "-S", "/run/containerd/containerd.sock"]).status();
+        let listening = machine.enter(["test", "-S", RUNTIME_SOCKET]).status();
         let ready = listening.is_ok_and(|status| status.success());
         if !ready {
             pause(25);

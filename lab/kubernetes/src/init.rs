@@ -31,6 +31,9 @@ const OVERLAID: [&str; 3] = ["etc", "var/lib", "var/log"];
 const KEPT: [&str; 5] =
     ["var/lib/kubelet", "var/lib/containerd", "var/lib/etcd", "var/log/pods", "var/log/containers"];
 
+/// How often a socket is tried before a program that needs it is started all the same; there are 50 ms between.
+const PATIENCE: u32 = 200;
+
 /// The file with the identifier of the boot, in a node's folder.
 const BOOT_ID: &str = "boot_id";
 
@@ -393,6 +396,9 @@ impl Programs {
             .open(&path)
             .with_context(|| format!("open {}", path.display()))?;
         let (word, arguments) = program.command.split_first().context("an empty command line")?;
+        if let Some(socket) = &program.after {
+            (0..PATIENCE).take_while(|_| UnixStream::connect(socket).is_err()).for_each(|_| pause(50));
+        }
         // Held while the program is started: the reaper must not take the pid of one that could not be.
         let mut state = self.state();
         ensure!(state.pid(&program.name).is_none(), "{} runs already", program.name);

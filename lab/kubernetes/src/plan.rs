@@ -35,6 +35,9 @@ pub(crate) struct NodePlan {
     pub(crate) binds: BTreeMap<PathBuf, PathBuf>,
 }
 
+/// Where a node's containerd listens.
+pub(crate) const RUNTIME_SOCKET: &str = "/run/containerd/containerd.sock";
+
 /// A program that runs until it is stopped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
@@ -44,6 +47,9 @@ pub struct Program {
     pub command: Vec<String>,
     /// Variables beside those of the node.
     pub environment: BTreeMap<String, String>,
+    /// The socket without which it ends at once: it is started when somebody listens there, or a while later in any case.
+    #[serde(default)]
+    pub after: Option<PathBuf>,
 }
 
 impl Program {
@@ -53,6 +59,7 @@ impl Program {
             name: name.to_owned(),
             command: command.into_iter().map(Into::into).collect(),
             environment: BTreeMap::new(),
+            after: None,
         }
     }
 }
@@ -96,7 +103,7 @@ pub(crate) fn environment(artefacts: &Artefacts, pki: &Pki, folder: &Path) -> BT
         ("LD_LIBRARY_PATH", libraries),
         ("KUBECONFIG", pki.file("admin.kubeconfig")),
         ("KUBECACHEDIR", folder.join("kubectl-cache").display().to_string()),
-        ("CONTAINER_RUNTIME_ENDPOINT", "unix:///run/containerd/containerd.sock".to_owned()),
+        ("CONTAINER_RUNTIME_ENDPOINT", format!("unix://{RUNTIME_SOCKET}")),
         ("HOME", "/root".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
@@ -214,7 +221,7 @@ pub(crate) fn kubelet(node: &NodePlan, options: &NodeOptions, pki: &Pki) -> Prog
         format!("--node-ip={}", node.address()),
         format!("--node-labels={}", labels.join(",")),
     ];
-    Program::new("kubelet", command)
+    Program { after: Some(RUNTIME_SOCKET.into()), ..Program::new("kubelet", command) }
 }
 
 /// Makes the addresses of Services lead to their pods.
@@ -246,7 +253,7 @@ disabled_plugins = [
 imports = ["/etc/containerd/conf.d/*.toml"]
 
 [grpc]
-  address = "/run/containerd/containerd.sock"
+  address = "{RUNTIME_SOCKET}"
 
 [plugins.'io.containerd.cri.v1.images']
   snapshotter = "overlayfs"
@@ -297,7 +304,7 @@ pub(crate) fn kubelet_config(version: Version, node: &NodePlan, options: &NodeOp
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "containerRuntimeEndpoint": format!("unix://{RUNTIME_SOCKET}"),
         "authentication": {
             "anonymous": {"enabled": false}, "webhook": {"enabled": true},
             "x509": {"clientCAFile": pki.file("ca.crt")}},
