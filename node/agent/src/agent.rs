@@ -5,7 +5,6 @@ use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -116,8 +115,6 @@ pub struct Agent {
     options: Options,
     driver: DriverInfo,
     cdi: cdi::Keeper,
-    /// Whether there is a configuration to go by. Without, nothing is offered.
-    configured: bool,
     /// Whether owners have to be read from the API server, because no checkpoint told them.
     adopt: bool,
     /// The devices that were out of service when the last run ended, and are not any more.
@@ -206,22 +203,19 @@ impl Agent {
         let kubelet =
             Kubelet { pod_resources: options.pod_resources.clone(), pods: options.kubelet_pods.clone() };
         let shared = Arc::new(Shared::new(state, checkpoint, facts, log, choice, kubelet));
-        shared.described.store(cdi.ready, Ordering::Relaxed);
-        shared.publish(&shared.state());
         *shared.cdi() = cdi::Known { since: Some(options.clock.now()), ..cdi.known.clone() };
+        shared.publish(&shared.state());
         let handle = Handle(Arc::clone(&shared));
         let adopt = restored != Restored::Whole;
         let started = options.clock.now().as_second();
         *shared.verdicts() = verdicts;
         let monitor = Mutex::new(monitor);
-        let configured = loaded.is_some();
-        shared.configured.send_replace(configured);
+        shared.configured.send_replace(loaded.is_some());
         let warned = BTreeSet::new();
         let mut agent = Self {
             options,
             driver,
             cdi,
-            configured,
             adopt,
             returned,
             began: Arc::clone(&began),
@@ -266,7 +260,7 @@ impl Agent {
                     started,
                     resource: self.options.resource.clone(),
                     adopt: self.adopt,
-                    returned: self.returned.clone(),
+                    returned: std::mem::take(&mut self.returned),
                     taint: self.options.health.taint,
                     clock: Arc::clone(&self.options.clock),
                 };
@@ -295,12 +289,13 @@ impl Agent {
             if folder.is_none() {
                 folder = watch.as_ref().and_then(|watch| watch.folder(&self.options.kubelet_dir).ok());
             }
-            if *decided.borrow_and_update() && self.configured {
+            let configured = self.configured();
+            if *decided.borrow_and_update() && configured {
                 let context = Context {
                     folder: &self.options.kubelet_dir,
                     shared: &self.shared,
                     register: self.shared.state().config().kubelet_socket != Some(None),
-                    ready: self.cdi.ready,
+                    ready: self.cdi.known.ready,
                 };
                 links.reconcile(&context, &mut |line| self.log(line));
             }
@@ -313,7 +308,7 @@ impl Agent {
                 () = self.cdi.changed() => Event::Driver,
                 Ok(()) = label.changed() => Event::Config,
                 () = configs.changed() => Event::Config,
-                () = wait_until(patience), if !self.configured => Event::Patience,
+                () = wait_until(patience), if !configured => Event::Patience,
                 Ok(()) = decided.changed() => Event::Decided,
             };
             match event {
@@ -352,6 +347,11 @@ impl Agent {
         drop(subscription);
         links.end(&self.options.kubelet_dir);
         self.log("Stopped".to_owned());
+    }
+
+    /// Whether there is a configuration to go by. Without, nothing is offered.
+    fn configured(&self) -> bool {
+        *self.shared.configured.borrow()
     }
 
     /// How often the GPUs are read without being told of a change.
@@ -436,7 +436,7 @@ impl Agent {
         };
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state();
-        if *state.config() == loaded.config && self.configured && state.misfit().is_none() {
+        if *state.config() == loaded.config && self.configured() && state.misfit().is_none() {
             drop(state);
             self.keep(&loaded);
             return self.config_fault(None);
@@ -454,7 +454,6 @@ impl Agent {
             drop(state);
             return self.config_fault(Some(format!("{}: {misfit}", loaded.name)));
         }
-        self.configured = true;
         shared.configured.send_replace(true);
         shared.publish(&state);
         drop(state);
@@ -601,11 +600,11 @@ impl Agent {
         self.monitor().look(self.options.clock.now(), &mut look);
         // Without the lock: a disk may take its time, and containers are created meanwhile. Only this loop changes the cards.
         let gpus = shared.state().cards(&look.inventory);
-        let described = self.shared.described.load(Ordering::Relaxed);
+        let described = self.cdi.known.ready;
         self.write_cdi(&gpus);
         let mut state = shared.state();
         let (misfit, notes) = (state.misfit().cloned(), state.notes().to_vec());
-        if self.apply(&mut state, look.inventory) || described != self.cdi.ready {
+        if self.apply(&mut state, look.inventory) || described != self.cdi.known.ready {
             shared.publish(&state);
         }
         let now = state.misfit().cloned();
@@ -622,7 +621,6 @@ impl Agent {
         for line in self.cdi.update(&self.driver, gpus) {
             self.log(line);
         }
-        self.shared.described.store(self.cdi.ready, Ordering::Relaxed);
         let mut new = self.cdi.known.clone();
         let news = {
             let mut known = self.shared.cdi();

@@ -183,6 +183,9 @@ fn cover(folder: &Path, gpus: &[Gpu]) -> bool {
 pub(crate) struct Known {
     /// The machine as it was described last.
     pub(crate) machine: Option<Arc<Machine>>,
+    /// Whether the files describe every device that work may be given: one that they do not is not offered, for no runtime could bring it
+    /// into a container.
+    pub(crate) ready: bool,
     /// Why it cannot be described or written now.
     pub(crate) error: Option<Trouble>,
     /// Since when that is so, or is not; `None` before the first attempt.
@@ -259,8 +262,6 @@ pub(crate) struct Keeper {
     retry: Option<Instant>,
     delay: Duration,
     told: BTreeSet<String>,
-    /// Whether every device that work may be given is described.
-    pub(crate) ready: bool,
     pub(crate) known: Known,
 }
 
@@ -294,7 +295,6 @@ impl Keeper {
             retry: None,
             delay: RETRY.0,
             told: BTreeSet::new(),
-            ready: false,
             known: Known::default(),
         }
     }
@@ -327,7 +327,7 @@ impl Keeper {
                         machine.driver.files.len()
                     ));
                 }
-                self.ready = true;
+                self.known.ready = true;
                 self.known.error = None;
                 (self.retry, self.delay) = (None, RETRY.0);
                 let notes: BTreeSet<String> = notes.into_iter().collect();
@@ -340,10 +340,10 @@ impl Keeper {
                     self.known.machine = None;
                     lines.extend(remove(&self.folder).err().map(|error| error.to_string()));
                 }
-                self.ready = cover(&self.folder, gpus);
-                let trouble = Trouble::new(&error, &self.folder, self.ready);
+                self.known.ready = cover(&self.folder, gpus);
+                let trouble = Trouble::new(&error, &self.folder, self.known.ready);
                 if self.known.error.as_ref() != Some(&trouble) {
-                    let rest = if self.ready { "; those that are there stay in use" } else { "" };
+                    let rest = if self.known.ready { "; those that are there stay in use" } else { "" };
                     let hint = trouble.to_do();
                     lines.push(format!(
                         "Could not bring the CDI files up to date: {}{rest}{hint}; trying again",

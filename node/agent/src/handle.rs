@@ -1,7 +1,6 @@
 //! What others can ask of a running agent, and the state that its parts share.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gantry_api::{ASSIGNMENT_ANNOTATION, ContainerGpus};
@@ -57,8 +56,6 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     /// The device list of each resource; every change is a new one.
     pub(crate) devices: watch::Sender<Arc<Lists>>,
-    /// Whether the CDI files describe every device: one that they do not is not offered, for no runtime could bring it into a container.
-    pub(crate) described: AtomicBool,
     /// Counts changes of what is reported to the API server.
     pub(crate) revision: watch::Sender<u64>,
     /// Counts changes of owners that nothing else in the cluster tells: GPUs that were chosen here, and pods that have ended.
@@ -118,7 +115,6 @@ impl Shared {
             verdicts: Mutex::default(),
             log,
             devices: watch::Sender::new(devices),
-            described: AtomicBool::new(false),
             revision: watch::Sender::new(0),
             untold: watch::Sender::new(0),
             registrations: watch::Sender::new(0),
@@ -239,7 +235,7 @@ impl Shared {
     pub(crate) fn publish(&self, state: &State) {
         let mut devices = state.lists();
         self.devices.send_if_modified(|known| {
-            if !self.described.load(Ordering::Relaxed) {
+            if !self.cdi().ready {
                 devices = known_alone(known, &devices);
             }
             let changed = **known != devices;
@@ -284,8 +280,8 @@ impl Handle {
     /// Where scheduler, kubelet and agent do not agree, a GPU is unhealthy, or another pod owns it. Nothing is changed then.
     pub fn create_container(&self, container: &ContainerIdentity) -> Result<Adjustment, Error> {
         let mut state = self.0.state();
-        let promised = self.0.pods.promised(&state.node, &container.pod.uid);
-        let granted = state.grant(container, &promised);
+        let node = Arc::clone(&state.node);
+        let granted = state.grant(container, || self.0.pods.promised(&node, &container.pod.uid));
         let Created { devices: gpus, behind_slots } = granted.inspect_err(|error| {
             self.0.log.write(format!("Refused container {}: {error}", container.name));
         })?;

@@ -82,7 +82,7 @@ impl Plugin {
             }
             sandboxes.remove(&pod.uid);
         }
-        Handle(Arc::clone(&self.shared)).remove_pod(&pod.uid);
+        self.shared.remove_pod(&pod.uid);
     }
 }
 

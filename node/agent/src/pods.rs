@@ -61,6 +61,14 @@ struct List {
     current: bool,
 }
 
+impl List {
+    /// The pods with this UID, of their containers or of the object.
+    fn named(&self, uid: &str) -> impl Iterator<Item = &Known> {
+        let has = move |(known, pod): &(&String, &Known)| *known == uid || pod.mirror.as_deref() == Some(uid);
+        self.pods.iter().filter(has).map(|(_, pod)| pod)
+    }
+}
+
 /// What is known of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -125,17 +133,12 @@ impl NodePods {
     /// Those of the UIDs whose pods have ended or are gone; none while that is not known.
     pub(crate) fn ended<'a>(&self, uids: &'a [Arc<str>]) -> Vec<&'a Arc<str>> {
         let list = self.list();
-        let live = |uid: &str| {
-            let mirrors = |pod: &Known| pod.mirror.as_deref() == Some(uid);
-            list.pods.iter().any(|(known, pod)| !pod.ended && (known == uid || mirrors(pod)))
-        };
-        uids.iter().filter(|uid| list.current && !live(uid)).collect()
+        uids.iter().filter(|uid| list.current && list.named(uid).all(|pod| pod.ended)).collect()
     }
 
     /// Whether there is such a pod, whatever its state.
     pub(crate) fn is_there(&self, uid: &str) -> bool {
-        let list = self.list();
-        list.pods.iter().any(|(known, pod)| known == uid || pod.mirror.as_deref() == Some(uid))
+        self.list().named(uid).next().is_some()
     }
 
     /// Every change.

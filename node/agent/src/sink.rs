@@ -160,7 +160,7 @@ impl LabelWriter {
                 };
                 let namespace = &features.namespace;
                 let refusal =
-                    match write_node_feature(&self.client, namespace, &[owner], &self.node, &nvidias).await {
+                    match write_node_feature(&self.client, namespace, &owner, &self.node, &nvidias).await {
                         Ok(true) => None,
                         Ok(false) => {
                             Some(("the cluster does not know that kind", "install Node Feature Discovery"))
@@ -324,7 +324,7 @@ fn node_feature() -> ApiResource {
 async fn write_node_feature(
     client: &Client,
     namespace: &str,
-    owners: &[OwnerReference],
+    owner: &OwnerReference,
     node: &str,
     labels: &Labels,
 ) -> Result<bool, Failure> {
@@ -334,7 +334,7 @@ async fn write_node_feature(
     let spec = json!({ "features": { "flags": {}, "attributes": {}, "instances": {} }, "labels": labels });
     let fill = |object: &mut DynamicObject| {
         object.metadata.labels = Some(BTreeMap::from([(NODE_NAME_LABEL.to_owned(), node.to_owned())]));
-        object.metadata.owner_references = (!owners.is_empty()).then(|| owners.to_vec());
+        object.metadata.owner_references = Some(vec![owner.clone()]);
         object.data = json!({ "spec": spec });
     };
     let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
@@ -379,7 +379,7 @@ pub(crate) async fn keep(shared: &Shared, features: &FeatureOptions, started: i6
             LabelSink::Stdout | LabelSink::Node | LabelSink::NodeFeature => Ok(()),
         };
         let left = match &last {
-            Some((LabelSink::File(path), _)) if LabelSink::File(path.clone()) != new.0 => remove_file(path),
+            Some((sink @ LabelSink::File(path), _)) if *sink != new.0 => remove_file(path),
             _ => Ok(()),
         };
         let failure = written.and(left).err().map(|error| error.to_string()).unwrap_or_default();

@@ -28,6 +28,7 @@ mod args;
 mod cdi;
 mod connect;
 mod fault;
+mod files;
 mod gpus;
 mod hint;
 mod instance;

@@ -1,7 +1,7 @@
 //! `gantry runtime`: the container runtime of this machine learns of `gantry-runtime`.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use clap::{Subcommand, ValueEnum};
 use gantry_runtime_config::{Engine, Options, Plan, plan};
 
+use crate::files;
 use crate::hint::{self, WithHint as _};
 
 #[derive(Subcommand)]
@@ -115,15 +116,7 @@ fn replace(to: &Path, program: &[u8]) -> io::Result<bool> {
     if same && fs::read(to)? == program {
         return Ok(false);
     }
-    let folder = to.parent().unwrap_or(Path::new("/"));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::Builder::new().prefix(".gantry-runtime.").tempfile_in(folder)?;
-    file.write_all(program)?;
-    file.as_file().set_permissions(fs::Permissions::from_mode(MODE))?;
-    // A node that loses its power now has the old program or the new one.
-    file.as_file().sync_all()?;
-    file.persist(to)?;
-    Ok(true)
+    files::replace(to, program, fs::Permissions::from_mode(MODE)).map(|()| true)
 }
 
 fn configure(options: &Configure) -> anyhow::Result<()> {

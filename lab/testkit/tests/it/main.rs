@@ -14,21 +14,20 @@ mod pitfalls;
 mod stress;
 mod wrapper;
 
-/// Whether a test is left out because clusters are real Kubernetes. Says so on standard output, past what catches a test's output: a
-/// test that is left out must be seen.
+/// Whether a test is left out because clusters are real Kubernetes.
 fn left_out_on_kubernetes(test: &str, reason: &str) -> bool {
-    let left_out = gantry_testkit::Lab::on_kubernetes();
-    if left_out {
-        let _ = writeln!(std::io::stdout(), "\nskipped on the Kubernetes tier: {test}: {reason}");
-    }
-    left_out
+    left_out(gantry_testkit::Lab::on_kubernetes(), "Kubernetes", test, reason)
 }
 
-/// The same of the embedded tier.
+/// Whether a test is left out because clusters are embedded ones.
 fn left_out_on_embedded(test: &str, reason: &str) -> bool {
-    let left_out = !gantry_testkit::Lab::on_kubernetes();
+    left_out(!gantry_testkit::Lab::on_kubernetes(), "embedded", test, reason)
+}
+
+/// Says what is left out on standard output, past what catches a test's output: it must be seen.
+fn left_out(left_out: bool, tier: &str, test: &str, reason: &str) -> bool {
     if left_out {
-        let _ = writeln!(std::io::stdout(), "\nskipped on the embedded tier: {test}: {reason}");
+        let _ = writeln!(std::io::stdout(), "\nskipped on the {tier} tier: {test}: {reason}");
     }
     left_out
 }

@@ -96,7 +96,7 @@ async fn stress(lab: &Lab) -> anyhow::Result<()> {
         }
     }
     eventually("everything agrees", async || {
-        // A kubelet ends by itself where it finds no container runtime.
+        // What was killed last may be away still.
         MACHINES.iter().try_for_each(|machine| lab.revive(machine).map(drop))?;
         agree(lab).await
     })

@@ -89,7 +89,7 @@ fn lost_cards_leave_the_files_and_the_last_one_takes_them_along() {
             gpus[index].health = lost();
         }
         disk.update(&mut keeper, &gpus);
-        assert_eq!((disk.devices(), keeper.ready), (expected, true));
+        assert_eq!((disk.devices(), keeper.known.ready), (expected, true));
     }
     assert_eq!(fs::read_dir(disk.path("cdi")).unwrap().count(), 0);
 }
@@ -124,30 +124,30 @@ fn a_folder_that_cannot_be_written_is_told_once_and_files_that_are_there_do() {
     fs::write(disk.path("cdi"), "").unwrap();
     let lines = disk.update(&mut keeper, &gpus);
     assert!(lines[0].starts_with("Could not bring the CDI files up to date: create "), "{lines:?}");
-    assert!(lines[0].ends_with("; trying again") && !keeper.ready && keeper.known.error.is_some());
+    assert!(lines[0].ends_with("; trying again") && !keeper.known.ready && keeper.known.error.is_some());
     assert!(disk.update(&mut keeper, &gpus).is_empty(), "the same is not told twice");
     fs::remove_file(disk.path("cdi")).unwrap();
     assert_eq!(disk.update(&mut keeper, &gpus).len(), 1);
-    assert!(keeper.ready && keeper.known.error.is_none());
+    assert!(keeper.known.ready && keeper.known.error.is_none());
     // A file that cannot be replaced, while the one of the device plugin is in step: work goes on.
     let other = disk.path("cdi/nvidia.com-gpu.json");
     fs::remove_file(&other).unwrap();
     fs::create_dir(&other).unwrap();
     let lines = disk.update(&mut keeper, &gpus);
     assert!(lines[0].contains("; those that are there stay in use; to do: ls -la "), "{lines:?}");
-    assert!(keeper.ready);
+    assert!(keeper.known.ready);
     // With a device that no file describes it does not.
     let more = Disk::new("t4", 3).gpus();
     disk.update(&mut keeper, &more);
-    assert!(keeper.ready, "the file of the device plugin is written first");
+    assert!(keeper.known.ready, "the file of the device plugin is written first");
     fs::remove_file(disk.path("cdi/k8s.device-plugin.nvidia.com-gpu.json")).unwrap();
     fs::create_dir(disk.path("cdi/k8s.device-plugin.nvidia.com-gpu.json")).unwrap();
     disk.update(&mut keeper, &more);
-    assert!(!keeper.ready);
+    assert!(!keeper.known.ready);
     // Unless it is lost: nobody is given it.
     let gone: Vec<Gpu> = more.into_iter().map(|gpu| Gpu { health: lost(), ..gpu }).collect();
     disk.update(&mut keeper, &gone);
-    assert!(keeper.ready);
+    assert!(keeper.known.ready);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_driver_that_is_gone_takes_its_files_along() {
     assert!(keeper.is_stale());
     let lines = disk.update(&mut keeper, &gpus);
     assert!(lines[0].contains("no NVIDIA driver below"), "{lines:?}");
-    assert_eq!((disk.devices(), keeper.ready), (0, false));
+    assert_eq!((disk.devices(), keeper.known.ready), (0, false));
     assert!(keeper.known.machine.is_none());
     // Another driver than NVML speaks of: what is there stays until it is known which one is right.
     fs::rename(disk.path("elsewhere"), disk.path("driver")).unwrap();
@@ -196,7 +196,7 @@ fn a_driver_that_is_gone_takes_its_files_along() {
     let newer = DriverInfo { driver_version: "570.86.15".into(), cuda_version: (12, 8) };
     let lines = keeper.update(&newer, &gpus);
     assert!(lines[0].contains("driver version mismatch: the running driver is 570.86.15"), "{lines:?}");
-    assert_eq!((disk.devices(), keeper.ready), (6, true));
+    assert_eq!((disk.devices(), keeper.known.ready), (6, true));
 }
 
 #[test]

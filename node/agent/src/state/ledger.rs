@@ -28,15 +28,15 @@ impl State {
 
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn create(&mut self, container: &ContainerIdentity) -> Result<Vec<GpuId>, Error> {
-        self.grant(container, &BTreeSet::new()).map(|created| created.devices)
+        self.grant(container, BTreeSet::new).map(|created| created.devices)
     }
 
-    /// Decides which devices a container gets, and records it. On an error nothing is changed. `promised` are the GPUs that
-    /// assignments of other pods of this node name.
+    /// Decides which devices a container gets, and records it. On an error nothing is changed. `promised` gives the
+    /// GPUs that assignments of other pods of this node name; it is asked only for a pod that has none itself.
     pub(crate) fn grant(
         &mut self,
         container: &ContainerIdentity,
-        promised: &BTreeSet<GpuId>,
+        promised: impl FnOnce() -> BTreeSet<GpuId>,
     ) -> Result<Created, Error> {
         let mut units: Vec<Unit> = Vec::with_capacity(container.devices.len());
         for id in &container.devices {
@@ -141,7 +141,7 @@ impl State {
         &mut self,
         container: &ContainerIdentity,
         granted: &[(&String, usize)],
-        promised: &BTreeSet<GpuId>,
+        promised: impl FnOnce() -> BTreeSet<GpuId>,
     ) -> Result<Vec<usize>, Error> {
         let ContainerIdentity { pod, name, annotations, .. } = container;
         let Some(text) = annotations.get(ASSIGNMENT_ANNOTATION) else {
@@ -206,7 +206,7 @@ impl State {
         &mut self,
         container: &ContainerIdentity,
         granted: &[(&String, usize)],
-        promised: &BTreeSet<GpuId>,
+        promised: impl FnOnce() -> BTreeSet<GpuId>,
     ) -> Result<Vec<usize>, Error> {
         let records = self.pods.get(&container.pod.uid).map(|pod| &pod.containers);
         let known: BTreeMap<&str, &GpuId> = records
@@ -234,6 +234,7 @@ impl State {
         // GPUs that stay count for how well the set is connected.
         let must = kept.iter().flatten().fold(0, |mask: GpuMask, position| mask | 1 << position);
         let size = u32::try_from(granted.len()).unwrap_or(u32::MAX);
+        let promised = promised();
         let unpromised = (0..self.gpus.len())
             .filter(|position| !promised.contains(&self.gpus[*position].id))
             .fold(0, |mask: GpuMask, position| mask | 1 << position);

@@ -73,10 +73,11 @@ fn a_pod_without_an_assignment_gets_no_gpu_that_another_is_promised() {
     let first = state.create(&container("first", "main", &["slot-0"], None)).unwrap();
     let promised: BTreeSet<GpuId> = gpus.iter().filter(|gpu| !first.contains(gpu)).take(2).cloned().collect();
     let other = container("other", "main", &["slot-1"], None);
-    let taken = state.grant(&other, &promised).unwrap().devices;
+    let taken = state.grant(&other, || promised.clone()).unwrap().devices;
     assert!(promised.iter().all(|gpu| !taken.contains(gpu)), "{taken:?} of the promised {promised:?}");
     // The kubelet has granted more than there is: it refuses one of the pods, and may refuse the other.
-    let last = state.grant(&container("last", "main", &["slot-2"], None), &promised).unwrap().devices;
+    let last =
+        state.grant(&container("last", "main", &["slot-2"], None), || promised.clone()).unwrap().devices;
     assert!(promised.contains(&last[0]), "{last:?}");
 }
 

@@ -95,6 +95,18 @@ async fn pre_start(kubelet: &Kubelet, devices: &[&str]) -> Result<(), tonic::Sta
     plugin.pre_start_container(api::PreStartContainerRequest { devices_ids }).await.map(drop)
 }
 
+/// A container of each pod with one slot, as it runs then.
+async fn create(runtime: &mut Plugin, pods: &[PodSandbox]) -> Vec<Container> {
+    let mut containers = Vec::new();
+    for (index, pod) in pods.iter().enumerate() {
+        let mut container = container(pod, granted(&[&format!("slot-{index}")]));
+        let adjust = runtime.create(pod, &container).await.unwrap().unwrap();
+        container.annotations.extend(adjust.annotations);
+        containers.push(container);
+    }
+    containers
+}
+
 async fn refusal(runtime: &mut Plugin, pod: &PodSandbox, container: &Container) -> String {
     runtime.create(pod, container).await.unwrap().unwrap_err().message
 }
@@ -251,13 +263,7 @@ async fn a_runtime_that_restarts_tells_what_lives_and_goes_on_asking() {
     let agent = start(options(&node, Identity::Assignment));
     let mut plugin = runtime.join(&[], &[]).await.unwrap();
     let pods = [pod("stays", &[gpus[1].clone()]), pod("goes", &[gpus[2].clone()])];
-    let mut containers = Vec::new();
-    for (pod, slot) in pods.iter().zip(["slot-0", "slot-1"]) {
-        let mut container = container(pod, granted(&[slot]));
-        let adjust = plugin.create(pod, &container).await.unwrap().unwrap();
-        container.annotations.extend(adjust.annotations);
-        containers.push(container);
-    }
+    let containers = create(&mut plugin, &pods).await;
     drop((plugin, runtime));
     connected(&agent, false).await;
     assert_eq!(agent.handle.in_use().len(), 2, "containers outlive their runtime");
@@ -374,25 +380,19 @@ async fn a_pod_that_ends_without_a_word_is_free_once_its_last_container_has_ende
         "spec": { "containers": [] }, "status": { "phase": "Running" } });
     let runtime = Runtime::bind(&socket(&node)).unwrap();
     let agent = start(Options { client: Some(client(object)), ..options(&node, Identity::Assignment) });
-    let (stays, goes) = (pod("stays", &[gpus[0].clone()]), pod("goes", &[gpus[1].clone()]));
+    let pods = [pod("stays", &[gpus[0].clone()]), pod("goes", &[gpus[1].clone()])];
     let mut plugin = runtime.join(&[], &[]).await.unwrap();
-    let mut containers = Vec::new();
-    for (pod, slot) in [(&stays, "slot-0"), (&goes, "slot-1")] {
-        let mut container = container(pod, granted(&[slot]));
-        let adjust = plugin.create(pod, &container).await.unwrap().unwrap();
-        container.annotations.extend(adjust.annotations);
-        containers.push(container);
-    }
+    let containers = create(&mut plugin, &pods).await;
     drop((plugin, runtime));
     connected(&agent, false).await;
     let runtime = Runtime::bind(&socket(&node)).unwrap();
-    let mut plugin = runtime.join(&[stays.clone(), goes.clone()], &containers).await.unwrap();
+    let mut plugin = runtime.join(&pods, &containers).await.unwrap();
     connected(&agent, true).await;
     // The API server does not have the second pod, as after a deletion by force.
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     let owners = || agent.handle.in_use().into_iter().map(|owner| owner.pod).collect::<Vec<_>>();
     assert_eq!(owners(), ["goes", "stays"], "its container runs");
-    for (pod, container) in [(&stays, &containers[0]), (&goes, &containers[1])] {
+    for (pod, container) in pods.iter().zip(&containers) {
         let stop = nri::StopContainerRequest { pod: Some(pod.clone()), container: Some(container.clone()) };
         plugin.call::<_, nri::StopContainerResponse>("StopContainer", &stop).await.unwrap().unwrap();
     }

@@ -1,7 +1,6 @@
 //! `gantry cdi generate`.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -10,7 +9,7 @@ use gantry_driver::{
 };
 
 use super::{Generate, SpecFormat, devices};
-use crate::hint;
+use crate::{files, hint};
 
 pub(crate) fn run(options: &Generate) -> anyhow::Result<()> {
     let class = options.mode.class();
@@ -93,18 +92,10 @@ fn machine(options: &Generate, class: Class) -> anyhow::Result<Machine> {
     Ok(Machine { driver, devices, minors: MigMinors::of_kernel(proc)?, gpus })
 }
 
-/// Writes a file so that a reader sees the old one or the new one.
+/// Replaces a file, which keeps its mode.
 pub(crate) fn replace(path: &Path, text: &[u8]) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".gantry-").suffix(".tmp").tempfile_in(folder)?;
-        file.write_all(text)?;
-        let mode = fs::metadata(path).map_or_else(|_| readable(), |file| file.permissions());
-        file.as_file().set_permissions(mode)?;
-        file.persist(path).map(|_| ()).map_err(|error| error.error)
-    };
-    write().with_context(|| format!("write {}", path.display()))
+    let mode = fs::metadata(path).map_or_else(|_| readable(), |file| file.permissions());
+    files::replace(path, text, mode).with_context(|| format!("write {}", path.display()))
 }
 
 fn readable() -> fs::Permissions {

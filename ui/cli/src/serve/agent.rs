@@ -91,9 +91,8 @@ impl AgentOptions {
     fn config_at_start(&self, source: &ConfigSource) -> anyhow::Result<Arc<Config>> {
         source.at_start(&self.state_dir).map_err(anyhow::Error::from).hint(config_hint)
     }
-}
 
-impl AgentOptions {
+    /// What faults mean.
     fn health(&self) -> HealthOptions {
         let profile = match self.health_profile {
             Profiles::Gantry => HealthProfile::Gantry,
